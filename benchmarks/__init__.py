@@ -1,0 +1,1 @@
+"""Benchmarks: `./run bench NAME`. Recorded results lie in `benchmarks/results/`."""

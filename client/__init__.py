@@ -1,0 +1,14 @@
+"""The site: the user's task, the training of a period, and the agent that talks to the coordinator.
+
+- `task`      what a user writes: model, data, loss, metrics
+- `ipc`       what the agent and its worker say to each other
+- `session`   the agent's decisions, pure: instructions in, things to do out
+- `agent`     the long-lived process: joins, polls, moves bytes; no torch
+- `sitefiles` what a site keeps on disk: identity, state, updates on their way, the log of what left
+- `allow`     which task code the owner of this site lets run: name -> file and hash
+- `worker`    the training process (torch): one period after the other, data loaded once
+- `training`  local steps: optimizer, schedule, FedProx, SCAFFOLD, evaluation
+- `tensors`   a model's state dict <-> layout and flat parts
+- `pipeline`  the one place that states the order in which an update is made
+- `stub`      a worker without torch, for tests and benchmarks of everything but training
+"""

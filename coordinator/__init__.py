@@ -1,0 +1,23 @@
+"""The server: membership, pacing, aggregation, persistence, API.
+
+The core is pure: values in, values out, `now` an argument.
+
+- `journal`     the events that are the truth: what the journal may hold
+- `stimuli`     what can happen to the core
+- `actions`     what the core asks its shell to do, with the ordering duties
+- `core`        `handle(stimulus, now) -> actions`, `wake_at()`: membership, assignment, all jobs
+- `sessions`    who is connected, leases, duplicate names
+- `round`       one job: the bulk-synchronous round machine, a verdict and a reason for everything
+- `selection`   seeded drawing of a round's sites
+- `projections` journal events -> rows of tables, rebuildable
+
+The shells do IO and decide nothing.
+
+- `foldapi`     what the engine and the fold process say to each other
+- `fold`        the fold process (the only one with torch): screen, commit, checkpoint, export
+- `store`       SQLAlchemy: journal, projections, sites, tokens; `migrations` by alembic
+- `spool`       uploads on disk: append, resume, quota
+- `engine`      runs the core: persists first, then acts
+- `routes`      the table of routes and roles; `agents_api`, `people_api` behind it
+- `server`      listeners, TLS, start and stop
+"""

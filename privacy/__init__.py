@@ -1,0 +1,1 @@
+"""Keys, certificates and tokens as values: no IO, no clocks, no torch."""

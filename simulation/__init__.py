@@ -1,0 +1,1 @@
+"""Virtual time: real sessions and the real round machine without sockets or sleeps."""
