@@ -86,12 +86,12 @@ class Refold(msgspec.Struct, frozen=True, kw_only=True):
 class Export(Request, frozen=True, kw_only=True, tag="export"):
     """Write a safetensors file with every name of the state dict. -> Exported
 
-    `base` is a safetensors file that holds the frozen and local tensors, or empty.
+    Tensors that never left the sites (frozen, local) are listed as missing; whoever holds the base
+    model merges them in.
     """
 
     version: int
     target: str
-    base: str = ""
 
 
 class DropJob(Request, frozen=True, kw_only=True, tag="drop_job"):
@@ -140,7 +140,7 @@ class Saved(Answer, frozen=True, kw_only=True, tag="saved"):
 
 
 class Exported(Answer, frozen=True, kw_only=True, tag="exported"):
-    """The file is there. `missing` lists tensors that it cannot hold (frozen or local, no base)."""
+    """The file is there. `missing` lists tensors that it cannot hold (frozen or local)."""
 
     path: str
     digest: str

@@ -12,6 +12,7 @@ Read in this order:
 - `messages`  control messages in JSON: instructions to a site, events from a site
 - `jobspec`   the job file as values; `jobfile` reads TOML into it and names every problem at once
 - `names`     canonical names, file ids and seeds derived from them
+- `views`     what the API shows to people
 - `jobstates` the life of a job: the table of states and transitions
 
 No torch, no asyncio, no clocks, no files here: values in, values out.
