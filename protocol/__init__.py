@@ -8,6 +8,7 @@ Read in this order:
 - `layout`    the tensors of a model: name, shape, dtype, role, tie; flat parts and their sizes
 - `frames`    bulk on the wire and at rest: header, META, DATA and END frames
 - `bodies`    what the META frame of an update or a snapshot says
+- `bodyio`    a body to and from a binary file, one frame at a time
 - `metrics`   numbers that sites report, and how they are combined
 - `messages`  control messages in JSON: instructions to a site, events from a site
 - `jobspec`   the job file as values; `jobfile` reads TOML into it and names every problem at once

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final, NamedTuple
 
 from crc32c import crc32c
@@ -108,11 +108,54 @@ def encode_part(part: int, payload: memoryview) -> Iterator[bytes | memoryview]:
         yield piece
 
 
-def body_bytes(meta_bytes: int, part_bytes: list[int]) -> int:
+def body_bytes(meta_bytes: int, part_bytes: Sequence[int]) -> int:
     """Exact length of a body on the wire."""
     step = limits.FRAME_PAYLOAD_BYTES_MAX
     frames = sum(-(-size // step) for size in part_bytes)
     return meta_bytes + sum(part_bytes) + HEADER_BYTES * (frames + 2)
+
+
+class Order:
+    """The order that frames must come in, once META has named the sizes of the parts.
+
+    One set of rules for whoever reads a body: `Scanner` here, `bodyio.BodyReader` from a file.
+    """
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        self._sizes = sizes
+        self._part = 0
+        self._offset = 0
+
+    def check(self, header: Header) -> None:
+        """Pass when this frame may come now.
+
+        Raises:
+            MalformedError: naming what was expected and what was found.
+        """
+        sizes = self._sizes
+        if header.type is FrameType.META:
+            raise MalformedError("a second META frame.")
+        while self._part < len(sizes) and self._offset == sizes[self._part]:
+            self._part, self._offset = self._part + 1, 0
+        if header.type is FrameType.END:
+            if self._part < len(sizes):
+                raise MalformedError(
+                    f"the body ends after {self._offset} of {sizes[self._part]} bytes of part "
+                    f"{self._part}."
+                )
+            return
+        if self._part == len(sizes):
+            raise MalformedError("more data than META declared.")
+        expected = min(limits.FRAME_PAYLOAD_BYTES_MAX, sizes[self._part] - self._offset)
+        if (header.part, header.offset, header.length) != (self._part, self._offset, expected):
+            raise MalformedError(
+                f"expected part {self._part} offset {self._offset} length {expected}, found part "
+                f"{header.part} offset {header.offset} length {header.length}."
+            )
+
+    def took(self, header: Header) -> None:
+        """This DATA frame came in whole, and its checksum was right."""
+        self._offset += header.length
 
 
 class Scanner:
@@ -127,16 +170,14 @@ class Scanner:
     parts that must follow; it may raise to refuse the body before any data is taken.
     """
 
-    def __init__(self, on_meta: Callable[[bytes], list[int]]) -> None:
+    def __init__(self, on_meta: Callable[[bytes], Sequence[int]]) -> None:
         self._on_meta = on_meta
-        self._sizes: list[int] | None = None
+        self._order: Order | None = None
         self._head = bytearray()
         self._meta = bytearray()
         self._header: Header | None = None
         self._left = 0
         self._crc = 0
-        self._part = 0
-        self._offset = 0
         self._seen = 0
         self.good_offset = 0
         self.done = False
@@ -188,30 +229,10 @@ class Scanner:
         return view[len(piece) :]
 
     def _check_order(self, header: Header) -> None:
-        sizes = self._sizes
-        if sizes is None:
-            if header.type is not FrameType.META:
-                raise MalformedError("a body must begin with its META frame.")
-            return
-        if header.type is FrameType.META:
-            raise MalformedError(f"a second META frame at offset {self._seen - HEADER_BYTES}.")
-        while self._part < len(sizes) and self._offset == sizes[self._part]:
-            self._part, self._offset = self._part + 1, 0
-        if header.type is FrameType.END:
-            if self._part < len(sizes):
-                raise MalformedError(
-                    f"the body ends after {self._offset} of {sizes[self._part]} bytes of part "
-                    f"{self._part}."
-                )
-            return
-        if self._part == len(sizes):
-            raise MalformedError("more data than META declared.")
-        expected = min(limits.FRAME_PAYLOAD_BYTES_MAX, sizes[self._part] - self._offset)
-        if (header.part, header.offset, header.length) != (self._part, self._offset, expected):
-            raise MalformedError(
-                f"expected part {self._part} offset {self._offset} length {expected}, found part "
-                f"{header.part} offset {header.offset} length {header.length}."
-            )
+        if self._order is not None:
+            self._order.check(header)
+        elif header.type is not FrameType.META:
+            raise MalformedError("a body must begin with its META frame.")
 
     def _finish(self, header: Header) -> None:
         if self._crc != header.crc:
@@ -220,10 +241,10 @@ class Scanner:
                 "wrong: the bytes were damaged on the way."
             )
         if header.type is FrameType.META:
-            self._sizes = self._on_meta(bytes(self._meta))
+            self._order = Order(self._on_meta(bytes(self._meta)))
             self._meta.clear()
-        elif header.type is FrameType.DATA:
-            self._offset += header.length
+        elif self._order is not None and header.type is FrameType.DATA:
+            self._order.took(header)
         else:
             self.done = True
         self.good_offset = self._seen

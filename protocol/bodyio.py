@@ -1,0 +1,111 @@
+"""A body to and from a binary file, one frame at a time.
+
+Nothing here opens a file: the caller passes the file's own `write` or `readinto`. Both sides of the
+torch fence use these two and hold no more than META and one frame besides their own tensors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from crc32c import crc32c
+
+from protocol import limits
+from protocol.bodies import BodyMeta, decode_meta_json
+from protocol.errors import MalformedError
+from protocol.frames import (
+    HEADER_BYTES,
+    Buffer,
+    FrameType,
+    Header,
+    Order,
+    encode_end,
+    encode_meta,
+    encode_part,
+    parse_header,
+)
+
+
+def write_body(write: Callable[[Buffer], object], meta: bytes, parts: Sequence[memoryview]) -> int:
+    """Write a whole body and return its length in bytes.
+
+    `parts` come in META's order, contiguous, of any element type; they are written as views,
+    without a copy. `write` must take everything it is given (a buffered file does).
+
+    Raises:
+        LimitError: META is above META_BYTES_MAX.
+    """
+    written = 0
+    for piece in _pieces(meta, parts):
+        write(piece)
+        written += len(piece)
+    return written
+
+
+def _pieces(meta: bytes, parts: Sequence[memoryview]) -> Iterator[Buffer]:
+    yield encode_meta(meta)
+    for index, part in enumerate(parts):
+        if part.nbytes:  # a view of nothing cannot be cast, and has no frames
+            yield from encode_part(index, part.cast("B"))
+    yield encode_end()
+
+
+class BodyReader:
+    """Reads a body by the rules of `frames.Scanner`; META is read and checked at once.
+
+    `readinto` fills the front of a buffer and returns how many bytes it put there, 0 at the end.
+    """
+
+    def __init__(self, readinto: Callable[[memoryview], int]) -> None:
+        self._readinto = readinto
+        header = self._header()
+        if header.type is not FrameType.META:
+            raise MalformedError("a body must begin with its META frame.")
+        raw = bytearray(header.length)
+        self._payload(header, memoryview(raw))
+        self.meta: BodyMeta = decode_meta_json(bytes(raw))
+
+    def frames(self) -> Iterator[tuple[int, int, memoryview]]:
+        """Each DATA frame as (part index, byte offset in the part, payload), in order, once.
+
+        The payload is a view into one buffer that the next step overwrites.
+
+        Raises:
+            MalformedError: truncated, damaged, out of order, or bytes after END.
+            LimitError: a frame above its limit.
+        """
+        order = Order([part.bytes for part in self.meta.parts])
+        largest = max((part.bytes for part in self.meta.parts), default=0)
+        buffer = memoryview(bytearray(min(largest, limits.FRAME_PAYLOAD_BYTES_MAX)))
+        while True:
+            header = self._header()
+            order.check(header)
+            view = buffer[: header.length]
+            self._payload(header, view)
+            if header.type is FrameType.END:
+                break
+            order.took(header)
+            yield header.part, header.offset, view
+        if self._readinto(memoryview(bytearray(1))):
+            raise MalformedError("bytes after the END frame.")
+
+    def _header(self) -> Header:
+        raw = bytearray(HEADER_BYTES)
+        self._fill(memoryview(raw))
+        return parse_header(raw)
+
+    def _payload(self, header: Header, view: memoryview) -> None:
+        self._fill(view)
+        if crc32c(view) != header.crc:
+            raise MalformedError(
+                f"checksum of the {header.type.name} frame of part {header.part} at offset "
+                f"{header.offset} is wrong: the bytes were damaged."
+            )
+
+    def _fill(self, view: memoryview) -> None:
+        done = 0
+        while done < len(view):
+            count = self._readinto(view[done:])
+            if not count:
+                raise MalformedError("the body is cut off: it ends within a frame.")
+            done += count
