@@ -290,7 +290,7 @@ class JobSpec(Section, frozen=True, kw_only=True):
         int,
         Meta(
             ge=0,
-            lt=2**63,
+            le=2**63 - 1,
             description=(
                 "Everything random derives from it: the first model, selection, each site's data order."
             ),
