@@ -11,7 +11,10 @@ Read in this order:
 - `bodyio`    a body to and from a binary file, one frame at a time
 - `metrics`   numbers that sites report, and how they are combined
 - `messages`  control messages in JSON: instructions to a site, events from a site
-- `jobspec`   the job file as values; `jobfile` reads TOML into it and names every problem at once
+- `jobspec`   the job file as values
+- `schema`    checks plain values against such classes, and says in words what a field may hold
+- `jobrules`  the rules between fields, and warnings
+- `jobfile`   reads TOML into a job and names every problem at once
 - `names`     canonical names, file ids and seeds derived from them
 - `views`     what the API shows to people
 - `jobstates` the life of a job: the table of states and transitions

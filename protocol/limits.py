@@ -29,6 +29,7 @@ REASON_CHARS_MAX: Final = 2_000
 JSON_BODY_BYTES_MAX: Final = 32 * MIB  # an event that carries a layout
 SMALL_BODY_BYTES_MAX: Final = 1 * MIB  # everything else
 JSON_DEPTH_MAX: Final = 32
+JOB_FILE_BYTES_MAX: Final = 1 * MIB
 
 # Times, in seconds
 LEASE_SECONDS: Final = 15.0
