@@ -1,0 +1,102 @@
+"""Instructions on their way to one site, redelivered until the site's cursor moves past them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from typing import Final
+
+from protocol.errors import BusyError, UsageError
+from protocol.messages import Instruction, Instructions, Settled
+
+ITEMS_MAX: Final = 1_000
+BATCH_MAX: Final = 100
+
+
+class Mailbox:
+    """Numbers instructions from 1; `cursor` is the number of the last one that the site has.
+
+    One poll is answered at a time: a newer poll sends the older one home empty, because an agent
+    that polls again has given up on the connection before.
+    """
+
+    def __init__(self) -> None:
+        self._items: deque[tuple[int, Instruction]] = deque()
+        self._last = 0
+        self._acknowledged = 0
+        self._changed = asyncio.Event()
+        self._poll = 0
+        self._closed = False
+
+    @property
+    def cursor(self) -> int:
+        """Where a new session starts to read."""
+        return self._acknowledged
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def put(self, instruction: Instruction) -> None:
+        """Append an instruction.
+
+        Raises:
+            BusyError: ITEMS_MAX instructions are waiting; the site does not read them.
+        """
+        if len(self._items) >= ITEMS_MAX:
+            raise BusyError(f"{ITEMS_MAX} instructions wait for the site and it fetches none.")
+        self._last += 1
+        self._items.append((self._last, instruction))
+        self._changed.set()
+
+    async def wait(self, cursor: int, timeout: float) -> Instructions:
+        """What lies beyond `cursor`, at once if there is any, else empty after `timeout` seconds.
+
+        Raises:
+            UsageError: a cursor beyond anything that was sent.
+        """
+        if not 0 <= cursor <= self._last:
+            raise UsageError(
+                f"cursor {cursor} is not of this session, whose last is {self._last}.",
+                "Open a new session.",
+            )
+        self._acknowledge(cursor)
+        self._poll += 1
+        mine = self._poll
+        self._changed.set()  # an older poll goes home
+        if not self._items and not self._closed:
+            self._changed = asyncio.Event()
+            try:
+                async with asyncio.timeout(timeout):
+                    await self._changed.wait()
+            except TimeoutError:
+                pass
+        if mine != self._poll:
+            return Instructions(cursor=cursor)
+        batch = [item for item in list(self._items)[:BATCH_MAX] if item[0] > cursor]
+        return Instructions(
+            cursor=batch[-1][0] if batch else cursor,
+            items=tuple(instruction for _, instruction in batch),
+        )
+
+    def _acknowledge(self, cursor: int) -> None:
+        self._acknowledged = max(self._acknowledged, cursor)
+        while self._items and self._items[0][0] <= self._acknowledged:
+            self._items.popleft()
+
+    def close(self) -> None:
+        """Answer the open poll with what there is, and every later one at once."""
+        self._closed = True
+        self._changed.set()
+
+    def successor(self, *, same_process: bool) -> Mailbox:
+        """The mailbox of the site's next session.
+
+        The same agent process goes on where it was. A new one is told afresh by the core what to
+        do; only later words about updates (`Settled`) carry over, since those settle residuals.
+        """
+        heir = Mailbox()
+        for _, instruction in self._items:
+            if same_process or isinstance(instruction, Settled):
+                heir.put(instruction)
+        self.close()
+        return heir
