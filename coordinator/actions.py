@@ -61,6 +61,7 @@ class Commit(Action, frozen=True, kw_only=True):
     base_version: int
     cohort: tuple[CohortMember, ...]
     active_sites: int
+    base_digest: str = ""
 
 
 class WriteCheckpoint(Action, frozen=True, kw_only=True):

@@ -52,6 +52,7 @@ class SiteEntered(JournalEvent, frozen=True, kw_only=True, tag="site_entered"):
     eval_examples: int
     layout_digest: str
     notes: tuple[str, ...] = ()
+    joined_at_version: int = 0  # the first version that it can train from
 
 
 class SiteEnded(JournalEvent, frozen=True, kw_only=True, tag="site_ended"):

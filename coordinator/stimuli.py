@@ -42,10 +42,11 @@ class SiteClosed(Stimulus, frozen=True, kw_only=True):
 
 
 class SiteLeft(Stimulus, frozen=True, kw_only=True):
-    """It said goodbye, or was drained or revoked."""
+    """It said goodbye, or was drained or revoked (`removed`: it is told not to come back)."""
 
     site: str
     reason: str
+    removed: bool = False
 
 
 class SiteReported(Stimulus, frozen=True, kw_only=True):

@@ -1,0 +1,131 @@
+"""Who is connected, how long each is counted on, and which of two namesakes is the real one.
+
+Nothing here is journalled: after a restart of the coordinator every member is *expected* with a
+fresh lease, and comes back within it or loses its epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from protocol.messages import SiteRole
+
+
+class Admitted(msgspec.Struct, frozen=True, kw_only=True):
+    """The instance may open a session under this name."""
+
+    site: str
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True):
+    """Another live instance holds the name; `retry_after_seconds` is when its lease would end."""
+
+    site: str
+    last_heard_seconds: float
+    retry_after_seconds: float
+    reason: str
+
+
+@dataclass(slots=True)
+class Session:
+    """A connected site, or one that is expected back (`instance` is empty then)."""
+
+    site: str
+    role: SiteRole
+    instance: str
+    tasks: tuple[str, ...]
+    heard_at: float
+    ends_at: float
+    closed: bool = False
+
+
+class Sessions:
+    """All sessions by site name. Times are job time in seconds."""
+
+    def __init__(self, lease_seconds: float, grace_seconds: float) -> None:
+        self._lease = lease_seconds
+        self._grace = grace_seconds
+        self._by_site: dict[str, Session] = {}
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._by_site.values())
+
+    def get(self, site: str) -> Session | None:
+        """The session of a site, if its lease has not ended."""
+        return self._by_site.get(site)
+
+    def admit(self, site: str, instance: str, now: float) -> Admitted | Refused:
+        """Decide on a hello. A holder is live while its connection is open and its lease runs.
+
+        A closed connection frees the name at once: only so can a restarted agent come back within
+        the grace that keeps its epoch.
+        """
+        held = self._by_site.get(site)
+        if held is None or held.instance in ("", instance) or held.closed or now >= held.ends_at:
+            return Admitted(site=site)
+        silence = now - held.heard_at
+        return Refused(
+            site=site,
+            last_heard_seconds=silence,
+            retry_after_seconds=held.ends_at - now,
+            reason=f"site {site!r} is already connected from another process, last heard "
+            f"{silence:.1f} s ago; stop that one, or give this one a name of its own.",
+        )
+
+    def connect(
+        self, site: str, role: SiteRole, instance: str, tasks: tuple[str, ...], now: float
+    ) -> bool:
+        """Open a session; True when it is another process than the one before."""
+        before = self._by_site.get(site)
+        self._by_site[site] = Session(
+            site, role, instance, tasks, heard_at=now, ends_at=now + self._lease
+        )
+        return before is None or before.instance != instance
+
+    def expect(self, sites: Iterable[tuple[str, SiteRole]], now: float) -> None:
+        """Give sites that are known from the journal a fresh lease to come back in."""
+        for site, role in sites:
+            self._by_site[site] = Session(
+                site, role, "", (), heard_at=now, ends_at=now + self._lease, closed=True
+            )
+
+    def heard(self, site: str, now: float) -> None:
+        """Any byte is life: it also revives a session whose connection had closed."""
+        session = self._by_site.get(site)
+        if session is not None and session.instance:
+            session.heard_at = now
+            session.ends_at = now + self._lease
+            session.closed = False
+
+    def close(self, site: str, now: float) -> None:
+        """The connection closed: what is left is the grace."""
+        session = self._by_site.get(site)
+        if session is not None and not session.closed:
+            session.closed = True
+            session.ends_at = min(session.ends_at, now + self._grace)
+
+    def drop(self, site: str) -> None:
+        """Forget a session."""
+        self._by_site.pop(site, None)
+
+    def extend(self, seconds: float) -> None:
+        """The coordinator itself was not listening for so long: that silence does not count."""
+        for session in self._by_site.values():
+            session.ends_at += seconds
+
+    def spare(self, now: float) -> None:
+        """The coordinator woke late: bytes that wait in its sockets get one grace to be read."""
+        for session in self._by_site.values():
+            session.ends_at = max(session.ends_at, now + self._grace)
+
+    def expired(self, now: float) -> list[Session]:
+        """Sessions whose lease has ended, by name."""
+        ended = [session for session in self._by_site.values() if now >= session.ends_at]
+        return sorted(ended, key=lambda session: session.site)
+
+    def wake_at(self) -> float | None:
+        """When the next lease ends, if nobody is heard until then."""
+        return min((session.ends_at for session in self._by_site.values()), default=None)
