@@ -1,0 +1,1 @@
+"""Alembic migrations of the coordinator's database, run by `store` at start."""

@@ -1,0 +1,9 @@
+"""Alembic's entry: runs on the connection that `store` hands over, in its transaction."""
+
+from alembic import context
+
+from coordinator.tables import metadata
+
+connection = context.config.attributes["connection"]
+context.configure(connection=connection, target_metadata=metadata, render_as_batch=True)
+context.run_migrations()
