@@ -178,7 +178,7 @@ def describe(kind: inspect.Type) -> str:
         known = [describe(each) for each in kind.types if not isinstance(each, inspect.NoneType)]
         return " or ".join(known)
     if isinstance(kind, inspect.LiteralType):
-        return "one of " + ", ".join(repr(each) for each in kind.values)
+        return ("one of " if len(kind.values) > 1 else "only ") + ", ".join(map(repr, kind.values))
     if isinstance(kind, inspect.BoolType):
         return "true or false"
     if isinstance(kind, inspect.StrType):
@@ -199,12 +199,10 @@ def describe(kind: inspect.Type) -> str:
 
 
 def _bounds(kind: inspect.IntType | inspect.FloatType) -> str:
+    if kind.ge is not None and kind.le is not None:
+        return f" from {kind.ge:.12g} to {kind.le}"
     signs = {">=": kind.ge, ">": kind.gt, "<=": kind.le, "<": kind.lt}
-    said = [
-        f"{sign} {bound:.12g}" if isinstance(bound, float) else f"{sign} {bound}"
-        for sign, bound in signs.items()
-        if bound is not None
-    ]
+    said = [f"{sign} {bound:.12g}" for sign, bound in signs.items() if bound is not None]
     return " " + " and ".join(said) if said else ""
 
 
