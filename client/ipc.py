@@ -8,7 +8,11 @@ A job's folder at the site:
 
     base-<version>.body               the snapshot that was fetched last
     state/                            what the site carries from period to period
-    update-<epoch>-<clock>-<attempt>/ body (as it goes over the wire), meta.json, state/ after it
+    update-<epoch>-<clock>-<attempt>/ body (as it goes over the wire), meta.json, the state after it
+
+`sitestate` has the details. The agent reads `meta.json` and `body`; only the worker moves or
+removes anything but bases. An update's folder is there from `Trained` until a final verdict was
+settled; a `queued` one stays until the verdict on it is final or the next period begins.
 """
 
 from __future__ import annotations
@@ -120,7 +124,10 @@ class Stepped(WorkerMessage, frozen=True, kw_only=True, tag="stepped"):
 
 
 class Trained(WorkerMessage, frozen=True, kw_only=True, tag="trained"):
-    """The update's folder is complete and in its place."""
+    """The update's folder `path` is complete and in its place; its file `body` has `bytes` bytes.
+
+    A period that was trained before, and is asked for again, is answered from its folder.
+    """
 
     epoch: int
     clock: int
