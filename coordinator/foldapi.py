@@ -22,6 +22,7 @@ import msgspec
 from coordinator.journal import CohortMember
 from coordinator.stimuli import CommitFacts, InitFacts, UpdateFacts
 from protocol.jobspec import JobSpec
+from protocol.layout import Layout
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,10 +34,18 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TakeInit(Request, frozen=True, kw_only=True, tag="take_init"):
-    """Read init.body, check it, write versions/0.body and checkpoints/0. -> InitTaken"""
+    """Read init.body, check it, write versions/0.body and checkpoints/0. -> InitTaken
+
+    A safetensors file knows names, shapes and values, but not the roles, ties and order of the
+    tensors: those come from `layout`, that of the first site's Ready. Without it the roles are
+    guessed from names and types in file order, which is enough to check the file and to say how
+    large it is; a site's layout will seldom equal such a guess, so ask again with the layout. The
+    file stays where it is.
+    """
 
     spec: JobSpec
     safetensors: bool = False  # init.body is a safetensors file of a whole state dict
+    layout: Layout | None = None  # with safetensors: the layout that version 0 must have
 
 
 class Screen(Request, frozen=True, kw_only=True, tag="screen"):
@@ -107,12 +116,14 @@ FoldRequest = TakeInit | Screen | Fold | SaveCheckpoint | Recover | Export | Dro
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """Base. `fault` is set when the request itself could not be carried out (disk full, a file is
-    missing): a sentence for people. `disk_full` marks ENOSPC and EDQUOT.
+    missing): a sentence for people. `disk_full` marks ENOSPC and EDQUOT. `unknown_state` says that
+    this process does not hold the base of the request (it is new, or freed the job): Recover first.
     """
 
     id: int
     fault: str = ""
     disk_full: bool = False
+    unknown_state: bool = False
 
 
 class InitTaken(Answer, frozen=True, kw_only=True, tag="init_taken"):

@@ -74,18 +74,38 @@ class BodyReader:
             MalformedError: truncated, damaged, out of order, or bytes after END.
             LimitError: a frame above its limit.
         """
-        order = Order([part.bytes for part in self.meta.parts])
         largest = max((part.bytes for part in self.meta.parts), default=0)
         buffer = memoryview(bytearray(min(largest, limits.FRAME_PAYLOAD_BYTES_MAX)))
+        yield from self.pieces(buffer)
+
+    def pieces(
+        self, buffer: memoryview, *, checked: bool = True
+    ) -> Iterator[tuple[int, int, memoryview]]:
+        """As `frames`, in pieces of at most `len(buffer)` bytes that are read into `buffer`.
+
+        A frame's checksum is compared before its last piece is yielded, so a caller commits
+        nothing before the end. With `checked` False it is not compared at all: for a body on this
+        machine's own disk that was checked whole before.
+
+        Raises:
+            MalformedError, LimitError: as `frames`.
+        """
+        order = Order([part.bytes for part in self.meta.parts])
         while True:
             header = self._header()
             order.check(header)
-            view = buffer[: header.length]
-            self._payload(header, view)
             if header.type is FrameType.END:
                 break
+            crc = 0
+            for start in range(0, header.length, len(buffer)):
+                view = buffer[: min(len(buffer), header.length - start)]
+                self._fill(view)
+                crc = crc32c(view, crc) if checked else header.crc
+                if start + len(view) == header.length:
+                    _compare(crc, header)
+                yield header.part, header.offset + start, view
             order.took(header)
-            yield header.part, header.offset, view
+        self._payload(header, memoryview(b""))
         if self._readinto(memoryview(bytearray(1))):
             raise MalformedError("bytes after the END frame.")
 
@@ -96,11 +116,7 @@ class BodyReader:
 
     def _payload(self, header: Header, view: memoryview) -> None:
         self._fill(view)
-        if crc32c(view) != header.crc:
-            raise MalformedError(
-                f"checksum of the {header.type.name} frame of part {header.part} at offset "
-                f"{header.offset} is wrong: the bytes were damaged."
-            )
+        _compare(crc32c(view), header)
 
     def _fill(self, view: memoryview) -> None:
         done = 0
@@ -109,3 +125,11 @@ class BodyReader:
             if not count:
                 raise MalformedError("the body is cut off: it ends within a frame.")
             done += count
+
+
+def _compare(crc: int, header: Header) -> None:
+    if crc != header.crc:
+        raise MalformedError(
+            f"checksum of the {header.type.name} frame of part {header.part} at offset "
+            f"{header.offset} is wrong: the bytes were damaged."
+        )
