@@ -11,6 +11,7 @@ import msgspec
 
 from coordinator.journal import CohortMember, Event
 from protocol.jobspec import JobSpec
+from protocol.layout import Layout
 from protocol.messages import Instruction, VerdictKind
 
 
@@ -64,6 +65,16 @@ class Commit(Action, frozen=True, kw_only=True):
     base_digest: str = ""
 
 
+class TakeInit(Action, frozen=True, kw_only=True):
+    """Make version 0 of the file that came with the submission, in this layout (the first ready
+    site's). Answered by InitComplete with an empty site.
+    """
+
+    job: str
+    spec: JobSpec
+    layout: Layout
+
+
 class WriteCheckpoint(Action, frozen=True, kw_only=True):
     """Write model and server state of `version`. Answered by CheckpointDone."""
 
@@ -97,6 +108,7 @@ AnyAction = (
     | Verdict
     | CloseSession
     | Commit
+    | TakeInit
     | WriteCheckpoint
     | Discard
     | KeepVersions

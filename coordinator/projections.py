@@ -29,8 +29,8 @@ A projection of the whole journal, from an empty database, gives the same rows a
                                                       object), at float
 
 Columns that an insert leaves out take "", 0, False or None by their type (cohort "[]", missing and
-metrics "{}"). A verdict `queued` becomes `counted` when its version is made. Counts per site are sums over
-`updates`; `number` of an update (for paging) is the store's own running id.
+metrics "{}"). A verdict `queued` becomes `counted` when its version is made. Counts per site are
+sums over `updates`; `number` of an update (for paging) is the store's own running id.
 """
 
 from __future__ import annotations

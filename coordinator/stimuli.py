@@ -57,7 +57,9 @@ class SiteReported(Stimulus, frozen=True, kw_only=True):
 
 
 class JobSubmission(Stimulus, frozen=True, kw_only=True):
-    """A valid job. With `init` the version 0 body lies in its folder already."""
+    """A valid job. With `init` a file for version 0 lies in its folder already (and `init.problem`
+    is empty); the core asks for it by TakeInit once a site has named the layout.
+    """
 
     job: str
     spec: JobSpec
@@ -84,7 +86,9 @@ class InitFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class InitComplete(Stimulus, frozen=True, kw_only=True):
-    """A site uploaded version 0 and the fold process read it."""
+    """Version 0 was read by the fold process: uploaded by `site`, or given with the job (empty).
+    Answered by one Verdict when it came from a site.
+    """
 
     job: str
     site: str

@@ -1,0 +1,342 @@
+"""One job as the journal tells it: `evolve(job, event, now)` and nothing else changes it.
+
+A live job and one rebuilt from its journal are equal after every event. The state does not grow
+with versions: it holds the open round, the spools that no checkpoint covers, the members, and the
+evaluations of the newest few versions. History is the journal's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from coordinator import journal as j
+from protocol.jobspec import JobSpec
+from protocol.jobstates import TERMINAL, JobState
+from protocol.layout import Layout
+from protocol.messages import SiteRole, VersionRef
+from protocol.metrics import Metric
+
+REPORTS_VERSIONS_MAX: Final = 3  # newest versions whose evaluations stay in memory
+FAILURES_MAX: Final = 20  # reasons of void rounds in a row that are remembered
+
+TaskState = Literal["training", "queued", "out"]
+
+
+@dataclass(slots=True)
+class Member:
+    """A site's membership. `clock` is the next period to be settled in `epoch`; `last` is the
+    newest settlement, of this epoch or the one before.
+    """
+
+    site: str
+    role: SiteRole
+    active: bool
+    epoch: int
+    clock: int
+    train_examples: int
+    eval_examples: int
+    layout_digest: str
+    joined_at_version: int
+    note: str = ""
+    last: j.UpdateSettled | None = None
+    counted: int = 0
+    refused: int = 0
+    evaluated_version: int = -1
+
+    @property
+    def trains(self) -> bool:
+        """An active site with training data."""
+        return self.active and self.role == "site" and self.train_examples > 0
+
+
+@dataclass(slots=True)
+class Task:
+    """One site's part in the open round; `out` ones have a final `reason`."""
+
+    epoch: int
+    clock: int
+    attempt: int
+    state: TaskState = "training"
+    reason: str = ""
+    spool: str = ""
+
+
+@dataclass(slots=True)
+class Round:
+    """The open round: its base version, its deadline in job time, and its tasks by site name."""
+
+    number: int
+    version: int
+    deadline: float
+    tasks: dict[str, Task]
+    left_out: tuple[str, ...]
+
+    def sites(self, state: TaskState) -> list[str]:
+        """Sites whose task is in this state, in canonical order."""
+        return sorted(site for site, task in self.tasks.items() if task.state == state)
+
+
+@dataclass(slots=True)
+class Spool:
+    """A stored update: its size in bytes and the version that it went into, once it did."""
+
+    bytes: int
+    version: int | None = None
+
+
+@dataclass(slots=True)
+class Report:
+    """One site's evaluation of one version."""
+
+    role: SiteRole
+    examples: float
+    metrics: dict[str, Metric]
+
+
+@dataclass(slots=True)
+class Job:
+    """Everything that is true about a job. Times are job time in seconds."""
+
+    id: str
+    spec: JobSpec
+    by: str
+    init_given: bool
+    created_at: float
+    state: JobState = "initialising"
+    reason: str = ""
+    ended_at: float | None = None
+    running_seconds: float = 0.0
+    running_since: float | None = None
+    idle_since: float = 0.0  # since when neither a round nor a state change happened
+    started: bool = False  # a round was opened: the wanted sites had been there
+    members: dict[str, Member] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    init_site: str = ""
+    init_asked_at: float = 0.0
+    init_failures: dict[str, str] = field(default_factory=dict)
+    layout: Layout | None = None
+    layout_digest: str = ""
+    dense_bytes: int = 0
+    version: VersionRef | None = None
+    round: Round | None = None
+    rounds: int = 0
+    committing: j.RoundClosed | None = None
+    failures: tuple[str, ...] = ()  # reasons of the void rounds since the last version
+    failed_in_row: int = 0
+    spools: dict[str, Spool] = field(default_factory=dict)
+    kept_bytes: int = 0
+    checkpoint: int = -1
+    checkpoint_at: float = 0.0
+    reports: dict[int, dict[str, Report]] = field(default_factory=dict)
+
+    @property
+    def terminal(self) -> bool:
+        """Finished, failed or stopped."""
+        return self.state in TERMINAL
+
+    @property
+    def number(self) -> int:
+        """The newest version, or -1."""
+        return -1 if self.version is None else self.version.version
+
+    def active(self, role: SiteRole | None = None) -> list[Member]:
+        """Active members in canonical order, of one role or of both."""
+        return [
+            member
+            for _, member in sorted(self.members.items())
+            if member.active and role in (None, member.role)
+        ]
+
+    def ran_seconds(self, now: float) -> float:
+        """Running time until now: pauses and downtime do not count."""
+        since = 0.0 if self.running_since is None else now - self.running_since
+        return self.running_seconds + since
+
+
+def submitted(event: j.JobSubmitted, now: float) -> Job:
+    """The job that a submission begins."""
+    return Job(
+        id=event.job,
+        spec=event.spec,
+        by=event.by,
+        init_given=event.init,
+        created_at=now,
+        idle_since=now,
+        checkpoint_at=now,
+    )
+
+
+def evolve(job: Job, event: j.Event, now: float) -> None:
+    """Apply one event of this job, in place. Total: no event is refused here."""
+    match event:
+        case j.JobMoved():
+            _moved(job, event, now)
+        case j.SiteEntered():
+            _entered(job, event)
+        case j.SiteEnded():
+            _ended(job, event)
+        case j.SiteRefused():
+            job.refused[event.site] = event.reason
+        case j.InitAsked():
+            job.init_site, job.init_asked_at = event.site, now
+        case j.RoundOpened():
+            _opened(job, event)
+        case j.Retried():
+            if job.round is not None and event.site in job.round.tasks:
+                job.round.tasks[event.site].attempt = event.attempt
+        case j.UpdateSettled():
+            _settled(job, event)
+        case j.RoundClosed():
+            _closed(job, event, now)
+        case j.VersionMade():
+            _made(job, event, now)
+        case j.CheckpointMade():
+            _checkpointed(job, event, now)
+        case j.EvaluationReported():
+            _evaluated(job, event)
+        case j.SiteFailed():
+            if job.version is None and event.site == job.init_site:
+                job.init_failures[event.site] = event.reason
+                job.init_site = ""
+        case j.JobSubmitted() | j.Commanded():
+            pass
+
+
+def _moved(job: Job, event: j.JobMoved, now: float) -> None:
+    if event.state != job.state:
+        job.running_seconds = job.ran_seconds(now)
+        job.running_since = now if event.state == "running" else None
+        job.idle_since = now
+    job.state, job.reason = event.state, event.reason
+    if job.terminal:
+        job.ended_at = now
+        job.layout = None  # its digest is enough from here on
+        for member in job.members.values():
+            member.active = False
+
+
+def _entered(job: Job, event: j.SiteEntered) -> None:
+    job.refused.pop(event.site, None)
+    before = job.members.get(event.site)
+    job.members[event.site] = Member(
+        site=event.site,
+        role=event.role,
+        active=True,
+        epoch=event.epoch,
+        clock=event.clock,
+        train_examples=event.train_examples,
+        eval_examples=event.eval_examples,
+        layout_digest=event.layout_digest,
+        joined_at_version=event.joined_at_version,
+        last=before.last if before else None,
+        counted=before.counted if before else 0,
+        refused=before.refused if before else 0,
+        evaluated_version=before.evaluated_version if before else -1,
+    )
+
+
+def _ended(job: Job, event: j.SiteEnded) -> None:
+    member = job.members.get(event.site)
+    if member is not None and member.epoch == event.epoch:
+        member.active = False
+        member.note = event.reason
+    if job.init_site == event.site:
+        job.init_site = ""
+
+
+def _opened(job: Job, event: j.RoundOpened) -> None:
+    job.rounds = event.round
+    job.started = True
+    job.round = Round(
+        number=event.round,
+        version=event.version,
+        deadline=event.deadline,
+        tasks={task.site: Task(task.epoch, task.clock, task.attempt) for task in event.tasks},
+        left_out=event.left_out,
+    )
+
+
+def _settled(job: Job, event: j.UpdateSettled) -> None:
+    member = job.members[event.site]
+    if event.verdict == "refused_return":  # a later word about one that was queued
+        if member.last is not None and _same(member.last, event):
+            member.last = event
+        member.refused += 1
+        job.spools.pop(event.spool, None)
+        return
+    member.last = event
+    if member.epoch == event.epoch:
+        member.clock = event.clock + 1
+    task = job.round.tasks.get(event.site) if job.round else None
+    queued = event.verdict == "queued"
+    if task is not None and (task.epoch, task.clock) == (event.epoch, event.clock):
+        task.state = "queued" if queued else "out"
+        task.reason, task.spool = event.reason, event.spool
+        task.attempt = event.attempt
+    if queued:
+        job.spools[event.spool] = Spool(event.wire_bytes)
+    else:
+        member.refused += 1
+
+
+def _same(last: j.UpdateSettled, event: j.UpdateSettled | j.CohortMember) -> bool:
+    return (last.epoch, last.clock) == (event.epoch, event.clock)
+
+
+def _closed(job: Job, event: j.RoundClosed, now: float) -> None:
+    job.round = None
+    job.idle_since = now
+    if event.cohort:
+        job.committing = event
+        return
+    job.committing = None
+    job.failed_in_row += 1
+    job.failures = (*job.failures, f"round {event.round}: {event.reason}")[-FAILURES_MAX:]
+
+
+def _made(job: Job, event: j.VersionMade, now: float) -> None:
+    job.version = VersionRef(version=event.version, digest=event.digest, bytes=event.bytes)
+    job.idle_since = now
+    job.failed_in_row = 0
+    job.failures = ()
+    if event.layout is not None:
+        job.layout = None if job.terminal else event.layout
+        job.layout_digest = event.layout.digest()
+        job.dense_bytes = event.layout.dense_bytes()
+        job.init_site = ""
+        job.init_failures = {}
+        # Version 0 arrives as a checkpoint: the fold process writes it while taking it in.
+        job.checkpoint, job.checkpoint_at = event.version, now
+    for part in job.committing.cohort if job.committing else ():
+        member = job.members[part.site]
+        member.counted += 1
+        job.spools[part.spool].version = event.version
+    job.committing = None
+
+
+def _checkpointed(job: Job, event: j.CheckpointMade, now: float) -> None:
+    job.checkpoint, job.checkpoint_at = event.version, now
+    for name in covered(job, event.version):
+        stored = job.spools.pop(name)
+        if job.spec.keep.updates:
+            job.kept_bytes += stored.bytes
+
+
+def covered(job: Job, version: int) -> list[str]:
+    """Spools that a checkpoint of `version` makes superfluous, in order of their names."""
+    return sorted(
+        name
+        for name, spool in job.spools.items()
+        if spool.version is not None and spool.version <= version
+    )
+
+
+def _evaluated(job: Job, event: j.EvaluationReported) -> None:
+    report = Report(event.role, event.examples, event.metrics)
+    job.reports.setdefault(event.version, {})[event.site] = report
+    for old in sorted(job.reports)[:-REPORTS_VERSIONS_MAX]:
+        del job.reports[old]
+    member = job.members.get(event.site)
+    if member is not None:
+        member.evaluated_version = max(member.evaluated_version, event.version)

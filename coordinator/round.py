@@ -1,0 +1,198 @@
+"""The decisions of a bulk-synchronous round, as pure functions of the job's state.
+
+Each returns what is to be done *and* the reason that a person reads. Nothing is changed here:
+`conductor` journals what is decided and `job.evolve` makes it true.
+
+    judge    an update          -> a verdict
+    closing  the open round     -> close with a cohort, void, or go on waiting
+    opening  a job at rest      -> the next round, or why there is none yet
+
+Every task of a round is settled exactly once: `queued`, or refused with a reason (its own fault,
+late, its site gone). What is queued is counted with the version, or returned when the round is
+void.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+from coordinator.job import Job, Member
+from coordinator.journal import CohortMember, RoundOpened, RoundTask
+from coordinator.selection import select
+from coordinator.stimuli import UpdateFacts
+from protocol.messages import VerdictKind
+
+
+class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+    """A verdict on an update. `settles`: it closes the site's open task and is journalled;
+    otherwise it only repeats or turns away, and the journal stays as it is.
+    """
+
+    verdict: VerdictKind
+    reason: str
+    settles: bool = False
+
+
+class Closing(msgspec.Struct, frozen=True, kw_only=True):
+    """The open round ends now. An empty cohort: it is void. `late` explains it to the sites that
+    are still training.
+    """
+
+    cohort: tuple[CohortMember, ...]
+    reason: str
+    late: str
+
+
+def quorum(job: Job) -> int:
+    """Fewest usable updates that make a version."""
+    return max(1, job.spec.pacing.quorum)
+
+
+# ---------------------------------------------------------------- judging an update
+
+
+def judge(job: Job, site: str, facts: UpdateFacts) -> Judgement:
+    """The verdict on an update whose last byte is stored and screened."""
+    member = job.members.get(site)
+    if member is None:
+        return _turn_away(f"{site} is not a member of this job")
+    identity = (facts.epoch, facts.clock)
+    if member.last is not None and (member.last.epoch, member.last.clock) == identity:
+        return _again(member, facts)
+    if not member.active or facts.epoch != member.epoch:
+        return _turn_away(_fenced(job, member, facts))
+    if facts.clock < member.clock:
+        return _turn_away(f"stale: clock {facts.clock} was settled before, {member.clock} is next")
+    task = job.round.tasks.get(site) if job.round else None
+    if facts.clock > member.clock or task is None or task.state != "training":
+        return _turn_away(f"no period was asked for at clock {facts.clock}")
+    if facts.attempt > task.attempt:
+        return _turn_away(f"attempt {facts.attempt} was never asked for; {task.attempt} is open")
+    fault = _fault(job, facts)
+    if fault:
+        return Judgement(verdict="refused_drop", reason=fault, settles=True)
+    return Judgement(verdict="queued", reason="in the open round", settles=True)
+
+
+def _turn_away(reason: str) -> Judgement:
+    return Judgement(verdict="refused_drop", reason=reason)
+
+
+def _again(member: Member, facts: UpdateFacts) -> Judgement:
+    last = member.last
+    assert last is not None
+    if last.verdict == "queued":
+        return Judgement(verdict="duplicate", reason=f"clock {facts.clock} is here already")
+    return Judgement(verdict=last.verdict, reason=last.reason)
+
+
+def _fenced(job: Job, member: Member, facts: UpdateFacts) -> str:
+    if job.terminal:
+        return f"the job has {'ended' if job.state == 'stopped' else job.state}: {job.reason}"
+    if facts.epoch > member.epoch:
+        return f"epoch {facts.epoch} was never given to {member.site}"
+    if member.active:
+        return f"epoch {facts.epoch} has ended; {member.site} is in epoch {member.epoch}"
+    return f"epoch {facts.epoch} has ended: {member.note or 'the site was gone'}"
+
+
+def _fault(job: Job, facts: UpdateFacts) -> str:
+    base = job.version
+    assert base is not None
+    if facts.problem:
+        return facts.problem
+    if (facts.base_version, facts.base_digest) != (base.version, base.digest):
+        return (
+            f"it starts from version {facts.base_version} ({facts.base_digest[:12]}), the round "
+            f"from version {base.version} ({base.digest[:12]})"
+        )
+    if facts.layout_digest != job.layout_digest:
+        return f"it has another layout ({facts.layout_digest[:12]}) than the job"
+    # The fold process screened these too; an update that slips through would poison the mean.
+    if not (math.isfinite(facts.examples) and facts.examples > 0):
+        return f"it declares {facts.examples:g} examples: no usable contribution"
+    if not math.isfinite(facts.norm):
+        return "its norm is not a finite number"
+    return ""
+
+
+# ---------------------------------------------------------------- closing a round
+
+
+def closing(job: Job, now: float) -> Closing | None:
+    """Whether the open round ends now, and how; None: it goes on until its deadline."""
+    open_ = job.round
+    assert open_ is not None
+    queued, training = open_.sites("queued"), open_.sites("training")
+    need = quorum(job)
+    at_deadline = now >= open_.deadline
+    if training and not at_deadline and len(queued) + len(training) >= need:
+        return None
+    late = (
+        f"late: round {open_.number} closed at its deadline"
+        if at_deadline
+        else f"round {open_.number} was void before it came"
+    )
+    if len(queued) < need:
+        return Closing(cohort=(), reason=_why_void(job, need), late=late)
+    cohort = tuple(
+        CohortMember(site=site, epoch=task.epoch, clock=task.clock, spool=task.spool)
+        for site, task in ((site, open_.tasks[site]) for site in queued)
+    )
+    why = f"deadline reached with {len(cohort)} of {len(open_.tasks)}" if training else "all are in"
+    return Closing(cohort=cohort, reason=why, late=late)
+
+
+def _why_void(job: Job, need: int) -> str:
+    open_ = job.round
+    assert open_ is not None
+    queued, training = open_.sites("queued"), open_.sites("training")
+    causes = [f"{site}: {open_.tasks[site].reason}" for site in open_.sites("out")]
+    causes += [f"{site}: not in" for site in training]
+    head = (
+        "no usable contribution"
+        if not queued
+        else f"{len(queued)} usable of {len(open_.tasks)}, the quorum is {need}"
+    )
+    return "; ".join([head, *causes])
+
+
+def missing(job: Job) -> dict[str, str]:
+    """Sites whose update is not in the cohort, each with its reason: call once all are settled."""
+    open_ = job.round
+    assert open_ is not None
+    return {site: open_.tasks[site].reason for site in open_.sites("out")}
+
+
+# ---------------------------------------------------------------- opening a round
+
+
+def opening(job: Job, now: float) -> RoundOpened | str:
+    """The next round on the newest version, or the reason why there is none yet."""
+    assert job.version is not None
+    sites = job.active("site")
+    able = [member.site for member in sites if member.trains]
+    if not job.started and len(sites) < job.spec.sites.wanted:
+        return f"{len(sites)} of {job.spec.sites.wanted} sites are ready"
+    if len(able) < quorum(job):
+        no_data = [m.site for m in sites if not m.trains]
+        note = f" (no training data at {', '.join(no_data)})" if no_data else ""
+        return f"{len(able)} of {quorum(job)} sites that a version needs are here{note}"
+    number = job.rounds + 1
+    chosen = select(job.spec.seed, number, able, job.spec.sites.select)
+    tasks = tuple(
+        RoundTask(
+            site=site, epoch=job.members[site].epoch, clock=job.members[site].clock, attempt=1
+        )
+        for site in chosen
+    )
+    return RoundOpened(
+        job=job.id,
+        round=number,
+        version=job.version.version,
+        tasks=tasks,
+        deadline=now + job.spec.pacing.deadline_seconds,
+        left_out=tuple(member.site for member in sites if member.site not in chosen),
+    )
