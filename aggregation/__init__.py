@@ -1,4 +1,9 @@
-"""The mathematics of updates on torch tensors, on any device.
+"""The mathematics of updates, on torch tensors of any device: no IO, no clocks, no randomness.
 
-No IO, no clocks, no hidden randomness: values in, values out.
+- `tiles`             flat tensors as bytes and back, and the piece in which everything is done
+- `weights`           how much each update counts: by examples, by steps (FedNova), equally
+- `fold`              weighted sums of flat parts, one update after the other, in the caller's order
+- `server_optimizers` (init, step) pairs: average, momentum, Nesterov, Adagrad, Adam, Yogi
+- `screen`            is every number finite, and how long is the vector
+- `prox`, `scaffold`  corrections of client drift, used in the local steps and at the server
 """
