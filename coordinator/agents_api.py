@@ -1,0 +1,201 @@
+"""What sites ask for, as `protocol.messages` lists it. A site acts for itself only.
+
+The name of the site never comes from a request: it is the holder of the credential, so there is no
+path to another site's updates. Models are given only to sites that the job is meant for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from typing import Any, Final
+
+import msgspec
+from aiohttp import web
+
+from coordinator import transfer
+from coordinator.connection import Connection, Owner
+from coordinator.http import Call, Services
+from privacy.keys import check_join_proof
+from protocol.errors import BusyError, RefusedError, UnauthenticatedError
+from protocol.messages import (
+    Bye,
+    Events,
+    Hello,
+    Instructions,
+    Join,
+    Joined,
+    Leave,
+    Receipt,
+    Welcome,
+)
+from protocol.names import clean_name
+from protocol.version import check_protocol
+
+log = logging.getLogger(__name__)
+
+# An open poll proves life only as far as the kernel's probes do, so it renews the lease often.
+_LIFE_EVERY_SECONDS: Final = 3.0
+_SLOT_SECONDS: Final = 30.0
+_JOBS_CACHED_MAX: Final = 10_000
+_STOPPING: Final = "the coordinator is stopping."
+
+
+async def ca(call: Call) -> web.Response:
+    """The CA's certificate; whoever holds a join token compares it with the fingerprint there."""
+    return web.Response(body=call.services.ca_pem(), content_type="application/x-pem-file")
+
+
+async def join(call: Call) -> Joined:
+    """Enrol a site: its one-time token is used up, its key registered."""
+    address = call.request.remote or ""
+    call.services.brake.check(address)
+    request = await call.json(Join)
+    check_protocol(request.protocol, who="the agent")
+    request = msgspec.structs.replace(request, name=clean_name(request.name, "site name"))
+    try:
+        check_join_proof(request.public_key, request.proof, request.token_id, request.name)
+        return await call.engine.redeem(request)
+    except UnauthenticatedError:
+        call.services.brake.failed(address)
+        raise
+
+
+async def hello(call: Call) -> Welcome:
+    """Open a session."""
+    request = await call.json(Hello)
+    check_protocol(request.protocol, who="the agent")
+    return await call.engine.open_session(call.caller.name, request)
+
+
+async def poll(call: Call) -> Instructions:
+    """Wait for instructions; ends early when the peer is gone or the coordinator stops."""
+    site, services, connection = call.caller.name, call.services, call.connection
+    cursor = call.whole("cursor", 0)
+    if services.stopping.done():
+        return _bye(cursor)
+    services.polls[site] = connection
+    wait = asyncio.ensure_future(
+        call.engine.mailbox(site).wait(cursor, call.settings.long_poll_seconds)
+    )
+    watched: set[asyncio.Future[Any]] = {wait, connection.lost, services.stopping}
+    try:
+        while True:
+            done, _ = await asyncio.wait(
+                watched, timeout=_LIFE_EVERY_SECONDS, return_when=asyncio.FIRST_COMPLETED
+            )
+            if wait in done:
+                return wait.result()
+            if connection.lost in done:
+                raise ConnectionResetError("the agent closed its poll")
+            if services.stopping in done:
+                return _bye(cursor)
+            call.engine.heard(site)
+    finally:
+        wait.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await wait
+
+
+def _bye(cursor: int) -> Instructions:
+    return Instructions(cursor=cursor, items=(Bye(reason=_STOPPING, retry=True),))
+
+
+async def poller_lost(services: Services, connection: Connection) -> None:
+    """A connection closed: the site that polled on it last is away, unless it polls elsewhere."""
+    for site in [name for name, last in services.polls.items() if last is connection]:
+        del services.polls[site]
+        if not services.stopping.done():
+            await services.engine.close(site)
+
+
+async def events(call: Call) -> None:
+    """Take what happened at the site."""
+    request = await call.json(Events)
+    session = call.request.headers.get("X-Skerry-Session", "")
+    await call.engine.site_events(call.caller.name, session, request)
+
+
+async def upload(call: Call) -> Receipt:
+    """Take an update, or the rest of one, and settle it when it is whole."""
+    job = await _enter(call)
+    with call.services.uploads:
+        sink = await call.engine.begin_upload(
+            job=job,
+            site=call.caller.name,
+            epoch=call.whole("epoch"),
+            clock=call.whole("clock"),
+            attempt=call.whole("attempt"),
+            offset=call.whole("offset", 0),
+            length=transfer.length_of(call),
+        )
+        return await transfer.receive(call, sink)
+
+
+async def upload_state(call: Call) -> Receipt:
+    """Where an update stands: its verdict, or how much of it is stored."""
+    job = await _enter(call)
+    return await call.engine.upload_state(
+        job=job,
+        site=call.caller.name,
+        epoch=call.whole("epoch"),
+        clock=call.whole("clock"),
+        attempt=call.whole("attempt"),
+    )
+
+
+async def init(call: Call) -> Receipt:
+    """Take version 0 from the site that was asked for it."""
+    job = await _enter(call)
+    with call.services.uploads:
+        sink = await call.engine.begin_init(
+            job=job,
+            site=call.caller.name,
+            offset=call.whole("offset", 0),
+            length=transfer.length_of(call),
+        )
+        return await transfer.receive(call, sink)
+
+
+async def version(call: Call) -> web.StreamResponse:
+    """Give a version's snapshot body, from an offset on; waits for a download slot."""
+    job, site = await _enter(call), call.caller.name
+    path = call.engine.version_file(job, call.whole("version"))
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            async with asyncio.timeout(_SLOT_SECONDS):
+                await stack.enter_async_context(call.engine.download_slot())
+        except TimeoutError:
+            raise BusyError(
+                f"no download slot came free within {_SLOT_SECONDS:g} s (downloads_max).",
+                "It is tried again by itself; raise downloads_max if this is seen often.",
+            ) from None
+        return await transfer.send_file(
+            call,
+            path,
+            offset=call.whole("offset", 0),
+            on_piece=lambda: call.engine.heard(site),
+        )
+
+
+async def leave(call: Call) -> None:
+    """The agent stops on purpose."""
+    request = await call.json(Leave)
+    call.services.polls.pop(call.caller.name, None)
+    await call.engine.leave(call.caller.name, request.reason or "the agent stopped.")
+
+
+async def _enter(call: Call) -> str:
+    # The job of the path, once it is known to exist and to be meant for this site: only then do
+    # bytes go to its account, so that no site can fill the ledger with jobs that are none.
+    job, site, known = call.path("job"), call.caller.name, call.services.job_sites
+    if job not in known:
+        spec = (await call.engine.job(job)).spec
+        if len(known) >= _JOBS_CACHED_MAX:
+            known.clear()
+        known[job] = frozenset(spec.sites.names)
+    if known[job] and site not in known[job] and not call.caller.evaluator:
+        raise RefusedError(f"job {job} is not meant for site {site}.")
+    call.connection.charge(Owner(site, job))
+    return job
