@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import sys
 from typing import Final, Literal
 
 import msgspec
 
 from protocol import limits
-from protocol.errors import MalformedError
+from protocol.errors import LimitError, MalformedError
+from protocol.frames import body_bytes
 from protocol.layout import ELEMENT_BYTES, Layout, Part, check_layout
 from protocol.metrics import Metric, check_metrics
 
@@ -32,7 +34,8 @@ class UpdateMeta(msgspec.Struct, frozen=True, kw_only=True, tag="update", omit_d
 
     `examples` n_k and `steps` tau_k are what the site declares; `effective_steps` is the L1 norm of
     a_k in FedNova (equal to `steps` for plain SGD). `norm` is the L2 norm of delta before any
-    filter. `discards` names L2 norms of what the site threw away (clipped, decayed).
+    filter. `discards` names L2 norms of what the site threw away (clipped, decayed). A norm that is
+    not finite travels as 0: the verdict on such an update is the coordinator's, which measures.
     """
 
     job: str
@@ -73,8 +76,23 @@ _decoder: Final = msgspec.json.Decoder(BodyMeta)
 
 
 def encode_meta_json(meta: BodyMeta) -> bytes:
-    """META's payload."""
+    """META's payload.
+
+    Raises:
+        UsageError: a metric whose name is not text.
+    """
+    if isinstance(meta, UpdateMeta):
+        check_metrics(meta.metrics)
+        meta = msgspec.structs.replace(
+            meta,
+            norm=_finite(meta.norm),
+            discards={name: _finite(loss) for name, loss in meta.discards.items()},
+        )
     return msgspec.json.encode(meta)
+
+
+def _finite(norm: float) -> float:
+    return norm if math.isfinite(norm) else 0.0
 
 
 def decode_meta_json(raw: bytes) -> BodyMeta:
@@ -93,7 +111,8 @@ def decode_meta_json(raw: bytes) -> BodyMeta:
     if len(set(names)) != len(names):
         raise MalformedError(f"a part stands twice in {names}.")
     for part in meta.parts:
-        if not 0 <= part.bytes <= limits.ELEMENTS_MAX * ELEMENT_BYTES[part.name]:
+        width = ELEMENT_BYTES[part.name]
+        if part.bytes % width or not 0 <= part.bytes <= limits.ELEMENTS_MAX * width:
             raise MalformedError(f"part {part.name} has the impossible size {part.bytes}.")
         if part.reference or part.codecs:
             raise MalformedError(f"part {part.name} uses a form that protocol 1 does not know.")
@@ -114,10 +133,22 @@ def _check_update(meta: UpdateMeta) -> None:
         ("clock", meta.clock, 2**53),
         ("attempt", meta.attempt, 2**53),
         ("base_version", meta.base_version, 2**53),
+        ("norm", meta.norm, sys.float_info.max),
+        ("train_seconds", meta.train_seconds, sys.float_info.max),
+    ]
+    bounds += [
+        (f"discard {name!r}", loss, sys.float_info.max) for name, loss in meta.discards.items()
     ]
     for name, value, most in bounds:
         if not (math.isfinite(value) and 0 <= value <= most):
             raise MalformedError(f"{name} is {value}; it must lie between 0 and {most:g}.")
+    for name in ("job", "site", "base_digest", "layout_digest"):
+        if len(getattr(meta, name)) > limits.NAME_CHARS_MAX:
+            raise MalformedError(f"{name} is longer than {limits.NAME_CHARS_MAX} characters.")
+    if max(len(meta.notes), len(meta.discards)) > limits.NOTES_MAX:
+        raise MalformedError(f"more than {limits.NOTES_MAX} notes or discards.")
+    if any(len(text) > limits.REASON_CHARS_MAX for text in (*meta.notes, *meta.discards)):
+        raise MalformedError(f"a note of more than {limits.REASON_CHARS_MAX} characters.")
 
 
 def dense_parts(
@@ -129,3 +160,20 @@ def dense_parts(
     if control:
         names.append("control")
     return tuple(PartMeta(name=name, bytes=layout.part_bytes(name)) for name in names)
+
+
+def check_upload_fits(layout: Layout, *, control: bool, upload_bytes_max: int) -> None:
+    """Refuse a model whose updates the coordinator would refuse, before anything is trained.
+
+    Raises:
+        LimitError: naming the limit, the size of an update and the setting.
+    """
+    parts = dense_parts(layout, "update", control=control)
+    size = body_bytes(0, [part.bytes for part in parts])  # META comes on top: some kilobytes
+    if size > upload_bytes_max:
+        raise LimitError(
+            f"an update of this model has {size} bytes, above the limit of {upload_bytes_max} "
+            "bytes for an upload.",
+            "Raise the coordinator's setting upload_bytes_max.",
+            details={"limit": upload_bytes_max, "found": size, "setting": "upload_bytes_max"},
+        )

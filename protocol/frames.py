@@ -62,7 +62,7 @@ def parse_header(raw: Buffer) -> Header:
     """Parse and bound-check a header.
 
     Raises:
-        MalformedError: unknown type or flags.
+        MalformedError: unknown type or flags, or a part where none belongs.
         LimitError: a length above the limit for its type.
     """
     kind, flags, part, length, offset, crc = HEADER.unpack(raw)
@@ -72,6 +72,8 @@ def parse_header(raw: Buffer) -> Header:
         raise MalformedError(f"frame type {kind} is unknown: this is not a Skerry body.") from None
     if flags:
         raise MalformedError(f"frame flags {flags} are unknown to this protocol.")
+    if type_ is not FrameType.DATA and (part or offset):
+        raise MalformedError(f"a {type_.name} frame belongs to no part, yet it names one.")
     bound = {
         FrameType.META: limits.META_BYTES_MAX,
         FrameType.DATA: limits.FRAME_PAYLOAD_BYTES_MAX,
@@ -89,7 +91,9 @@ def encode_meta(meta: bytes) -> bytes:
     """META frame, whole. Oversize is refused here, when packing, by the reader's own constant."""
     if len(meta) > limits.META_BYTES_MAX:
         raise LimitError(
-            f"metadata of {len(meta)} bytes is above META_BYTES_MAX = {limits.META_BYTES_MAX}."
+            f"metadata of {len(meta)} bytes is above META_BYTES_MAX = {limits.META_BYTES_MAX}.",
+            "A layout this large has very many or very long tensor names; shorten them.",
+            details={"limit": limits.META_BYTES_MAX, "found": len(meta)},
         )
     return pack_header(FrameType.META, 0, 0, meta) + meta
 

@@ -128,11 +128,15 @@ def check_layout(layout: Layout) -> None:
     for spec in layout.tensors:
         _check_tensor(spec, seen)
         seen[spec.name] = spec
-    for part in ("params", "buffers", "ints"):
-        if layout.elements(part) > limits.ELEMENTS_MAX:
+    if len(layout.frozen_fingerprint) > limits.DIGEST_CHARS:
+        raise MalformedError("the fingerprint of the frozen tensors is no sha256.")
+    # Once per part and not per segment: 100,000 of each would be 10^10 steps.
+    elements = {part: layout.elements(part) for part in ROLE_OF_PART}
+    for part, count in elements.items():
+        if count > limits.ELEMENTS_MAX:
             raise MalformedError(f"part {part} has more than {limits.ELEMENTS_MAX} elements.")
     for segment in layout.segments:
-        if not 0 <= segment.start <= segment.stop <= layout.elements(segment.part):
+        if not 0 <= segment.start <= segment.stop <= elements[segment.part]:
             raise MalformedError(f"segment {segment} lies outside its part.")
 
 
@@ -155,8 +159,12 @@ def _check_tensor(spec: TensorSpec, seen: dict[str, TensorSpec]) -> None:
         raise MalformedError(f"tensor {name!r} is {spec.dtype}; role int takes integers and bool.")
     if spec.tie:
         owner = seen.get(spec.tie)
-        if owner is None or owner.tie or owner.role != spec.role:
+        if owner is None or owner.tie or _storage(owner) != _storage(spec):
             raise MalformedError(f"tensor {name!r} is tied to {spec.tie!r}, which cannot own it.")
+
+
+def _storage(spec: TensorSpec) -> tuple[Role, DType, int]:
+    return spec.role, spec.dtype, spec.elements
 
 
 def differences(ours: Layout, theirs: Layout, *, limit: int = 12) -> tuple[str, ...]:

@@ -18,12 +18,14 @@ TENSOR_NAME_CHARS_MAX: Final = 512
 DIMENSIONS_MAX: Final = 16
 ELEMENTS_MAX: Final = 1 << 40  # per tensor and per part: no 32-bit size anywhere
 
-# Names
+# Names and texts
+DIGEST_CHARS: Final = 64  # sha256, hex
 NAME_CHARS_MAX: Final = 255  # site, job and task names, in characters, any language
 METRICS_MAX: Final = 256
 METRIC_NAME_CHARS_MAX: Final = 128
 METRIC_TEXT_CHARS_MAX: Final = 1_000
 REASON_CHARS_MAX: Final = 2_000
+NOTES_MAX: Final = 64  # notes of an update, and kinds of discards
 
 # Control messages
 JSON_BODY_BYTES_MAX: Final = 32 * MIB  # an event that carries a layout

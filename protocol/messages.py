@@ -24,10 +24,11 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from protocol.errors import MalformedError
+from protocol import limits
+from protocol.errors import LimitError, MalformedError
 from protocol.jobspec import JobSpec
 from protocol.layout import Layout
-from protocol.metrics import Metric
+from protocol.metrics import Metric, check_metrics
 
 SiteRole = Literal["site", "evaluator"]
 VerdictKind = Literal[
@@ -274,7 +275,14 @@ def decode(kind: type[M], raw: bytes) -> M:
 
     Raises:
         MalformedError: with the path of the first field that does not fit.
+        LimitError: larger than JSON_BODY_BYTES_MAX.
     """
+    if len(raw) > limits.JSON_BODY_BYTES_MAX:
+        raise LimitError(
+            f"{len(raw)} bytes of JSON are above JSON_BODY_BYTES_MAX = "
+            f"{limits.JSON_BODY_BYTES_MAX}.",
+            details={"limit": limits.JSON_BODY_BYTES_MAX, "found": len(raw)},
+        )
     try:
         return msgspec.json.decode(raw, type=kind)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -283,5 +291,20 @@ def decode(kind: type[M], raw: bytes) -> M:
 
 
 def encode(message: object) -> bytes:
-    """JSON of a message."""
-    return msgspec.json.encode(message)
+    """JSON of a message.
+
+    Raises:
+        LimitError: larger than what the other side takes.
+        UsageError: a metric whose name is not text.
+    """
+    for event in message.items if isinstance(message, Events) else (message,):
+        if isinstance(event, Evaluated):
+            check_metrics(event.metrics)
+    raw = msgspec.json.encode(message)
+    if len(raw) > limits.JSON_BODY_BYTES_MAX:
+        raise LimitError(
+            f"a {type(message).__name__} of {len(raw)} bytes is above JSON_BODY_BYTES_MAX = "
+            f"{limits.JSON_BODY_BYTES_MAX}.",
+            details={"limit": limits.JSON_BODY_BYTES_MAX, "found": len(raw)},
+        )
+    return raw

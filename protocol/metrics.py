@@ -7,7 +7,7 @@ The rule, in full:
 - Numbers are combined over the sites that have them; `sites` counts those.
 - Text stays with its site and is not combined. A missing value (None) is left out.
 - NaN and infinity are left out of the combination, flagged in `nonfinite`, and shown at their site.
-- A value backed by zero examples is left out ("not available").
+- A value backed by zero examples is left out ("not available"); so is a sum beyond float64.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Literal
 import msgspec
 
 from protocol import limits
-from protocol.errors import MalformedError
+from protocol.errors import MalformedError, UsageError
 
 Reduction = Literal["mean", "sum", "min", "max"]
 
@@ -51,30 +51,51 @@ class Combined(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 def metric(value: float | str | None, examples: float, reduction: Reduction = "mean") -> Metric:
-    """A `Metric` from a plain Python value; NaN and infinity become tags."""
-    if isinstance(value, float) and not math.isfinite(value):
-        tag: Literal["nan", "inf", "-inf"] = (
-            "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
-        )
-        return Metric(examples=examples, reduction=reduction, nonfinite=tag)
+    """A `Metric` from a plain Python value; NaN and infinity become tags, text is cut to size."""
     if isinstance(value, str):
-        value = value[: limits.METRIC_TEXT_CHARS_MAX]
-    return Metric(value=value, examples=examples, reduction=reduction)
+        text = value[: limits.METRIC_TEXT_CHARS_MAX]
+        return Metric(value=text, examples=examples, reduction=reduction)
+    if value is None:
+        return Metric(examples=examples, reduction=reduction)
+    try:
+        number = float(value)
+    except OverflowError:  # a whole number beyond float64
+        number = math.inf if value > 0 else -math.inf
+    if math.isfinite(number):
+        return Metric(value=number, examples=examples, reduction=reduction)
+    tag: Literal["nan", "inf", "-inf"] = (
+        "nan" if math.isnan(number) else ("inf" if number > 0 else "-inf")
+    )
+    return Metric(examples=examples, reduction=reduction, nonfinite=tag)
 
 
 def check_metrics(metrics: Mapping[str, Metric]) -> None:
     """Refuse metrics that are out of bounds.
 
     Raises:
-        MalformedError: too many, a name too long, a negative or non-finite count.
+        MalformedError: too many, a name or text too long, a negative or non-finite number.
+        UsageError: a name that is not text; JSON would silently turn the number 0 into "0".
     """
     if len(metrics) > limits.METRICS_MAX:
         raise MalformedError(f"{len(metrics)} metrics; at most {limits.METRICS_MAX} are taken.")
     for name, item in metrics.items():
+        if not isinstance(name, str):
+            raise UsageError(
+                f"metric name {name!r} is {type(name).__name__}; names are text.",
+                f"Report it as {str(name)!r}, for example 'class {name}'.",
+            )
         if not name or len(name) > limits.METRIC_NAME_CHARS_MAX:
             raise MalformedError(f"metric name {name[:60]!r} is empty or too long.")
         if not (math.isfinite(item.examples) and 0 <= item.examples <= limits.EXAMPLES_MAX):
             raise MalformedError(f"metric {name!r} has the impossible count {item.examples}.")
+        value = item.value
+        if isinstance(value, str) and len(value) > limits.METRIC_TEXT_CHARS_MAX:
+            raise MalformedError(
+                f"metric {name!r} has {len(value)} characters of text; at most "
+                f"{limits.METRIC_TEXT_CHARS_MAX} are taken."
+            )
+        if isinstance(value, (int, float)) and not math.isfinite(value):
+            raise MalformedError(f"metric {name!r} is {value}, which must travel as a tag.")
 
 
 def combine(
@@ -101,17 +122,10 @@ def _combine_one(
             value=None, reduction=reduction, of_sites=len(per_site), nonfinite=nonfinite
         )
     examples = sum(count for _, count in values.values())
-    numbers = [number for number, _ in values.values()]
-    combined = {
-        "mean": math.fsum(number * count for number, count in values.values()) / examples,
-        "sum": math.fsum(numbers),
-        "min": min(numbers),
-        "max": max(numbers),
-    }[reduction]
     pick = max if lower_is_better else min
     worst = pick(values, key=lambda site: values[site][0])
     return Combined(
-        value=combined,
+        value=_reduce(reduction, list(values.values())),
         reduction=reduction,
         examples=examples,
         sites=len(values),
@@ -120,3 +134,21 @@ def _combine_one(
         worst_value=values[worst][0],
         nonfinite=nonfinite,
     )
+
+
+def _reduce(reduction: Reduction, values: list[tuple[float, float]]) -> float | None:
+    numbers = [number for number, _ in values]
+    match reduction:
+        case "mean":
+            # Shares first: number x count may be infinite where the mean is not.
+            examples = math.fsum(count for _, count in values)
+            return math.fsum(number * (count / examples) for number, count in values)
+        case "sum":
+            try:
+                return math.fsum(numbers)
+            except OverflowError:
+                return None
+        case "min":
+            return min(numbers)
+        case "max":
+            return max(numbers)
