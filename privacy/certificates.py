@@ -135,8 +135,12 @@ def describe(certificate: bytes) -> Described:
     )
 
 
-def faults(certificate: bytes, *, ca: bytes, hosts: Sequence[str], now: float) -> tuple[str, ...]:
+def faults(
+    certificate: bytes, *, ca: bytes | None, hosts: Sequence[str], now: float
+) -> tuple[str, ...]:
     """What is wrong with a server certificate for these hosts at this time, in sentences.
+
+    Without `ca` nothing is said about who signed it.
 
     Raises:
         UsageError: not certificates in PEM.
@@ -151,10 +155,11 @@ def faults(certificate: bytes, *, ca: bytes, hosts: Sequence[str], now: float) -
     if uncovered:
         names = ", ".join(about.names) or "no name"
         found.append(f"it is for {names}, not for {', '.join(uncovered)}.")
-    try:
-        _load(certificate).verify_directly_issued_by(_load(ca))
-    except (InvalidSignature, ValueError, TypeError):
-        found.append(f"it was not signed by the CA {fingerprint(ca)[:16]}.")
+    if ca is not None:
+        try:
+            _load(certificate).verify_directly_issued_by(_load(ca))
+        except (InvalidSignature, ValueError, TypeError):
+            found.append(f"it was not signed by the CA {fingerprint(ca)[:16]}.")
     return tuple(found)
 
 
