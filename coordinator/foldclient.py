@@ -1,8 +1,8 @@
 """The engine's side of the fold process: start, ask, watch, start again.
 
 One request is in work at a time, so that its deadline measures it alone. Requests are idempotent:
-when the process dies, or does not answer in time and is killed, a new one is asked again. A new
-process knows no job; `generation` counts processes, so that the engine sees when to recover.
+when the process dies, or does not answer in time and is killed, a new one is asked again. A process
+that does not hold the job (it is new, or freed it) says so, is told to recover it, and asked again.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ import msgspec
 from coordinator.foldapi import (
     Answer,
     FoldAnswer,
+    Folded,
     FoldRequest,
     Quit,
+    Recover,
     answer_decoder,
 )
 from protocol.errors import SkerryError
@@ -42,16 +44,19 @@ class FoldError(SkerryError):
 
     http_status = 503
 
-    def __init__(self, message: str, *, disk_full: bool = False) -> None:
+    def __init__(
+        self, message: str, *, disk_full: bool = False, unknown_state: bool = False
+    ) -> None:
         super().__init__(message)
         self.disk_full = disk_full
+        self.unknown_state = unknown_state
 
 
 class FoldClient:
     """A fold process that is there when needed.
 
-    `prepare(request, generation)` runs before each request is written, whenever the process is
-    newer than at the last request of that job: the engine sends Recover from there by `ask_now`.
+    `recover(request)` answers with what brings a process to the state that this request needs, and
+    about how many bytes that moves.
     """
 
     def __init__(
@@ -59,12 +64,12 @@ class FoldClient:
         *,
         command: tuple[str, ...] = COMMAND,
         environment: dict[str, str] | None = None,
-        prepare: Callable[[FoldRequest], Awaitable[None]] | None = None,
+        recover: Callable[[FoldRequest], Awaitable[tuple[Recover, int]]] | None = None,
         seconds_base: float = SECONDS_BASE,
     ) -> None:
         self._command = command
         self._environment = environment
-        self._prepare = prepare
+        self._recover = recover
         self._seconds_base = seconds_base
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -87,9 +92,7 @@ class FoldClient:
             for attempt in range(1, TRIES + 1):
                 try:
                     await self._ensure()
-                    if self._prepare is not None:
-                        await self._prepare(request)
-                    answer = await self.ask_now(request, kind, size=size)
+                    answer = await self._ask(request, kind, size)
                 except _ProcessLostError as lost:
                     self.trouble = f"the fold process {lost}"
                     log.warning("%s; attempt %d of %d", self.trouble, attempt, TRIES)
@@ -99,8 +102,18 @@ class FoldClient:
                 return answer
         raise FoldError(f"{self.trouble}, {TRIES} times in a row, over the same request.")
 
-    async def ask_now(self, request: FoldRequest, kind: type[A], *, size: int = 0) -> A:
-        """As `ask`, but within it: for `prepare` alone."""
+    async def _ask(self, request: FoldRequest, kind: type[A], size: int) -> A:
+        try:
+            return await self._ask_once(request, kind, size)
+        except FoldError as error:
+            if not error.unknown_state or self._recover is None:
+                raise
+        recover, bytes_moved = await self._recover(request)
+        log.info("job %s: recovering from checkpoint %d", recover.job, recover.checkpoint)
+        await self._ask_once(recover, Folded, bytes_moved)
+        return await self._ask_once(request, kind, size)
+
+    async def _ask_once(self, request: FoldRequest, kind: type[A], size: int) -> A:
         self._ids += 1
         numbered = msgspec.structs.replace(request, id=self._ids)
         deadline = self._seconds_base + size / BYTES_PER_SECOND
@@ -111,8 +124,12 @@ class FoldClient:
             raise _ProcessLostError(f"did not answer within {deadline:.0f} s") from None
         finally:
             self._measure()
-        if answer.fault:
-            raise FoldError(answer.fault, disk_full=answer.disk_full)
+        if answer.fault or answer.unknown_state:
+            raise FoldError(
+                answer.fault or "the fold process does not hold this job.",
+                disk_full=answer.disk_full,
+                unknown_state=answer.unknown_state,
+            )
         if not isinstance(answer, kind):
             raise _ProcessLostError(f"answered {type(answer).__name__} instead of {kind.__name__}")
         return answer

@@ -88,15 +88,15 @@ class Mailbox:
         self._closed = True
         self._changed.set()
 
-    def successor(self, *, same_process: bool) -> Mailbox:
+    def successor(self) -> Mailbox:
         """The mailbox of the site's next session.
 
-        The same agent process goes on where it was. A new one is told afresh by the core what to
-        do; only later words about updates (`Settled`) carry over, since those settle residuals.
+        The core sends afresh what is outstanding; only later words about updates (`Settled`) carry
+        over, since those settle residuals and are said once.
         """
         heir = Mailbox()
         for _, instruction in self._items:
-            if same_process or isinstance(instruction, Settled):
+            if isinstance(instruction, Settled):
                 heir.put(instruction)
         self.close()
         return heir
