@@ -44,7 +44,7 @@ _STOPPING: Final = "the coordinator is stopping."
 
 async def ca(call: Call) -> web.Response:
     """The CA's certificate; whoever holds a join token compares it with the fingerprint there."""
-    return web.Response(body=call.services.ca_pem(), content_type="application/x-pem-file")
+    return web.Response(body=call.services.ca_pem, content_type="application/x-pem-file")
 
 
 async def join(call: Call) -> Joined:

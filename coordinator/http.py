@@ -82,7 +82,7 @@ class Services:
         settings: CoordinatorSettings,
         *,
         clock: Callable[[], float],
-        ca_pem: Callable[[], bytes] = lambda: b"",
+        ca_pem: bytes = b"",
         join_url: str = "",
         ca_fingerprint: str = "",
         drop_site: Callable[[str], None] = lambda _: None,
