@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPException, HTTPResponse
 from pathlib import Path
-from typing import IO, Any, Final, TypeVar
+from typing import IO, Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
@@ -45,6 +45,13 @@ _LINE_BYTES_MAX: Final = limits.JSON_BODY_BYTES_MAX
 _CHUNK_BYTES: Final = 1 << 20
 
 
+class Missing(NamedTuple):
+    """Tensors that never left the sites; a long list of names is cut, `total` is not."""
+
+    names: list[str]
+    total: int
+
+
 class Api:
     """One coordinator, as a person with a token sees it."""
 
@@ -63,11 +70,12 @@ class Api:
                 "Give it as --coordinator https://host:8471 or SKERRY_COORDINATOR.",
             )
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path.rstrip('/')}"
+        self.tls = _context(ca_bundle)
         self._token = token
         self._timeout = timeout
         handlers: list[urllib.request.BaseHandler] = []
         if parts.scheme == "https":
-            handlers.append(urllib.request.HTTPSHandler(context=_context(ca_bundle)))
+            handlers.append(urllib.request.HTTPSHandler(context=self.tls))
         if _is_loopback(parts.hostname):  # a proxy cannot reach this machine's own loopback
             handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
@@ -201,11 +209,12 @@ class Api:
         path = f"/api/v1/jobs/{_segment(job)}/versions?after={after}"
         return self.call(VersionList, "GET", path).versions
 
-    def export(self, job: str, target: Path, version: int | None = None) -> list[str]:
-        """Download a version as safetensors; returns the names of tensors that it cannot hold."""
+    def export(self, job: str, target: Path, version: int | None = None) -> Missing:
+        """Download a version as safetensors; returns the tensors that it cannot hold."""
         query = "" if version is None else f"?version={version}"
         with self.open("GET", f"/api/v1/jobs/{_segment(job)}/export{query}") as answer:
-            missing: list[str] = json.loads(answer.headers.get("X-Skerry-Missing") or "[]")
+            named: list[str] = json.loads(answer.headers.get("X-Skerry-Missing") or "[]")
+            total = int(answer.headers.get("X-Skerry-Missing-Count") or len(named))
             length = answer.headers.get("Content-Length")
             try:
                 with target.open("wb") as file:
@@ -215,7 +224,7 @@ class Api:
                 raise self._unreachable(error) from None
         if length is not None and target.stat().st_size != int(length):
             raise UnreachableError("the connection broke during the download.", "Try again.")
-        return missing
+        return Missing(names=named, total=total)
 
     def changes(self, job: str, after: int = 0) -> Iterator[int]:
         """Yield the journal's last sequence number whenever it has grown, and at least once per

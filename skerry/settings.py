@@ -8,6 +8,7 @@ end it names a file that holds the value, for secrets.
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ class Loaded(msgspec.Struct, Generic[S], frozen=True):
 
     def rows(self) -> Iterator[tuple[str, Any, str]]:
         """(key, value, origin) of every setting, secrets blanked, in the order of the class."""
-        for key, value in _flat(msgspec.to_builtins(self.values), ""):
+        for key, value in _flat(msgspec.to_builtins(self.values, enc_hook=str), ""):
             yield key, shown(key, value), self.origins.get(key, "default")
 
 
@@ -59,8 +60,7 @@ def load(
     Raises:
         InvalidFileError: with every problem of every source.
     """
-    root = inspect.type_info(kind)
-    assert isinstance(root, inspect.StructType)
+    root = class_type(kind)
     problems: list[Problem] = []
     tree = {} if file is None else _read_toml(file)
     origins = {key: f"file {file}" for key, _ in _flat(tree, "")}
@@ -68,11 +68,15 @@ def load(
         if found := _variable(root, name, raw, problems):
             path, value = found
             _put(tree, origins, path, value, f"environment {name}")
-    for key, value in (flags or {}).items():
-        if value is not None:
-            _put(tree, origins, key.split("."), value, f"flag --{key.replace('_', '-')}")
+    for key, flag in (flags or {}).items():
+        if flag is not None:
+            path = key.split(".")
+            target = _type_at(root, path)
+            textual = isinstance(flag, str) and target is not None
+            value = _from_text(flag, target) if textual and target else flag
+            _put(tree, origins, path, value, f"flag --{key.replace('_', '-')}")
     reader = schema.Reader(root)
-    values = msgspec.convert(reader.read(tree), kind)
+    values = msgspec.convert(reader.read(tree), kind, dec_hook=_make_path)
     problems += [_with_origin(problem, origins) for problem in reader.problems]
     if not problems:
         problems += getattr(values, "problems", tuple)()
@@ -83,6 +87,11 @@ def load(
             problems=tuple(problems),
         )
     return Loaded(values, origins)
+
+
+def environment() -> Mapping[str, str]:
+    """The variables of this process."""
+    return os.environ
 
 
 def find_file(role: str, env: Mapping[str, str]) -> Path | None:
@@ -110,6 +119,35 @@ def unknown_variables(env: Mapping[str, str], kinds: list[type[msgspec.Struct]])
         for name in env
         if name.startswith(PREFIX) and name[len(PREFIX) :].lower().split("__")[0] not in known
     )
+
+
+def class_type(kind: type[msgspec.Struct]) -> inspect.StructType:
+    """The schema of a class of settings; paths are text in it, as in files and variables."""
+    found = _paths_as_text(inspect.type_info(kind))
+    assert isinstance(found, inspect.StructType)
+    return found
+
+
+def _paths_as_text(kind: inspect.Type) -> inspect.Type:
+    replace = msgspec.structs.replace
+    if isinstance(kind, inspect.CustomType) and issubclass(kind.cls, Path):
+        return inspect.StrType()
+    if isinstance(kind, inspect.Metadata):
+        return replace(kind, type=_paths_as_text(kind.type))
+    if isinstance(kind, inspect.UnionType):
+        return replace(kind, types=tuple(map(_paths_as_text, kind.types)))
+    if isinstance(kind, inspect.DictType):
+        return replace(kind, value_type=_paths_as_text(kind.value_type))
+    if isinstance(kind, inspect.StructType):
+        fields = tuple(replace(one, type=_paths_as_text(one.type)) for one in kind.fields)
+        return replace(kind, fields=fields)
+    return kind
+
+
+def _make_path(kind: type, value: Any) -> Any:
+    if issubclass(kind, Path):
+        return Path(value).expanduser()
+    raise NotImplementedError(f"settings of type {kind}")
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
@@ -166,7 +204,7 @@ def _from_text(raw: str, kind: inspect.Type) -> Any:
     """Text of a variable as the value it means; text that fits no type is left for the reader."""
     kind = schema.plain(kind)
     if isinstance(kind, inspect.UnionType):
-        kinds = [one for one in map(schema.plain, kind.types) if not _is_none(one)]
+        kinds = [one for one in kind.types if not isinstance(one, inspect.NoneType)]
         return _from_text(raw, kinds[0]) if raw else None
     if isinstance(kind, inspect.BoolType):
         words = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}
@@ -186,10 +224,6 @@ def _from_text(raw: str, kind: inspect.Type) -> Any:
         except ValueError:
             return raw
     return raw
-
-
-def _is_none(kind: inspect.Type) -> bool:
-    return isinstance(kind, inspect.NoneType)
 
 
 def _put(

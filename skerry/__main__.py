@@ -1,0 +1,6 @@
+"""`python -m skerry`: the command line."""
+
+from skerry.cli import main
+
+if __name__ == "__main__":
+    main()

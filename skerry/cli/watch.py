@@ -1,0 +1,97 @@
+"""Progress of a job: a live line on a terminal, one line per version elsewhere, JSON lines."""
+
+from __future__ import annotations
+
+import sys
+from typing import Self
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from protocol.errors import JobFailedError
+from protocol.views import JobView, VersionView
+from skerry.api import Api, follow
+from skerry.cli.output import emit, note, number, size
+
+
+def watch_job(api: Api, job: str, *, as_json: bool) -> int:
+    """Follow a job to its end; 0 when it finished or was stopped, 1 when it failed."""
+    total = api.job(job).spec.stop.versions
+    view: JobView | None = None
+    with Live(total, quiet=as_json) as live:
+        for change in follow(api, job):
+            for version in change.versions:
+                if as_json:
+                    emit(version)
+                else:
+                    live.line(version_line(version, change.job))
+            view = change.job
+            live.update(view)
+    if view is None:
+        return 0
+    if as_json:
+        emit(view)
+    else:
+        click.echo(f"job {view.id} {view.state}: {view.reason or 'done'}")
+    if view.state == "failed":
+        hint = f"`skerry job show {view.id}` shows its sites."
+        note(hint)
+        return JobFailedError.exit_code
+    return 0
+
+
+def version_line(version: VersionView, job: JobView) -> str:
+    """One version in one line."""
+    parts = [f"version {version.version:>3}"]
+    for name, value in sorted(version.metrics.items()):
+        worst = ""
+        if value.sites > 1:
+            worst = f" (worst {value.worst_site} {number(value.worst_value)})"
+        parts.append(f"{name} {number(value.value)}{worst}")
+    parts.append(f"{len(version.cohort)} sites" if version.version else "the start")
+    parts.append(f"{size(job.bytes_up + job.bytes_down)} so far")
+    parts += [f"without {site}: {why}" for site, why in version.missing.items()]
+    return "  ".join(parts)
+
+
+class Live:
+    """A bar on a terminal's stderr; nothing but `line`s elsewhere."""
+
+    def __init__(self, total: int | None, *, quiet: bool = False) -> None:
+        console = Console(stderr=True)
+        self._shown = console.is_terminal and not quiet
+        self._console = console
+        self._bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn(
+                "{task.completed:.0f}/{task.total:.0f}" if total else "{task.completed:.0f}"
+            ),
+            TimeElapsedColumn(),
+            TextColumn("{task.fields[doing]}"),
+            console=console,
+            transient=True,
+            disable=not self._shown,
+        )
+        self._task = self._bar.add_task("versions", total=total, doing="")
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, view: JobView) -> None:
+        """Move the bar to the job's version and say what it waits for."""
+        if self._shown:
+            doing = view.waiting or view.reason or view.state
+            self._bar.update(self._task, completed=view.version, doing=doing[:60])
+
+    def line(self, text: str) -> None:
+        """Print a line above the bar: on stdout, or through the bar when both are the terminal."""
+        if self._shown and sys.stdout.isatty():
+            self._bar.console.print(text, markup=False, highlight=False)
+        else:
+            click.echo(text)
