@@ -235,10 +235,10 @@ class Store:
         return count
 
     async def delete_job(self, job: str) -> None:
-        """Remove all rows of a job; its bytes stay in the sites' totals."""
+        """Remove all rows of a job."""
 
         async def work(connection: AsyncConnection) -> None:
-            for table in (tables.journal, *tables.PROJECTIONS.values()):
+            for table in (tables.journal, tables.ledger, *tables.PROJECTIONS.values()):
                 await connection.execute(sa.delete(table).where(table.c.job == job))
 
         await self.write(work)
