@@ -118,6 +118,8 @@ def decode_meta_json(raw: bytes) -> BodyMeta:
             raise MalformedError(f"part {part.name} uses a form that protocol 1 does not know.")
     if isinstance(meta, SnapshotMeta):
         check_layout(meta.layout)
+        if not 0 <= meta.version <= limits.COUNT_MAX:
+            raise MalformedError("the version of this snapshot is impossible.")
     else:
         _check_update(meta)
     return meta
@@ -129,10 +131,10 @@ def _check_update(meta: UpdateMeta) -> None:
         ("examples", meta.examples, limits.EXAMPLES_MAX),
         ("steps", meta.steps, limits.STEPS_MAX),
         ("effective_steps", meta.effective_steps, limits.STEPS_MAX),
-        ("epoch", meta.epoch, 2**53),
-        ("clock", meta.clock, 2**53),
-        ("attempt", meta.attempt, 2**53),
-        ("base_version", meta.base_version, 2**53),
+        ("epoch", meta.epoch, limits.COUNT_MAX),
+        ("clock", meta.clock, limits.COUNT_MAX),
+        ("attempt", meta.attempt, limits.COUNT_MAX),
+        ("base_version", meta.base_version, limits.COUNT_MAX),
         ("norm", meta.norm, sys.float_info.max),
         ("train_seconds", meta.train_seconds, sys.float_info.max),
     ]

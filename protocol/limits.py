@@ -42,7 +42,8 @@ BACKOFF_LAST_SECONDS: Final = 5.0
 PROGRESS_EVERY_SECONDS: Final = 5.0
 TOKEN_TTL_SECONDS_MAX: Final = 24 * 3600.0
 
-# Weights
+# Counts
+COUNT_MAX: Final = 1 << 53  # of anything: exact in every JSON reader and database column
 EXAMPLES_MAX: Final = 1e12  # declared examples of one update
 STEPS_MAX: Final = 1e9  # local steps of one period
 

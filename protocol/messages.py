@@ -20,9 +20,10 @@ fields, so that protocol n can talk to n-1.
 
 from __future__ import annotations
 
-from typing import Final, Literal, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
+from msgspec import Meta
 
 from protocol import limits
 from protocol.errors import LimitError, MalformedError
@@ -36,6 +37,10 @@ VerdictKind = Literal[
 ]
 
 
+Whole = Annotated[int, Meta(ge=0, le=limits.COUNT_MAX)]
+Examples = Annotated[float, Meta(ge=0.0, le=limits.EXAMPLES_MAX)]
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Base of all control messages."""
 
@@ -46,7 +51,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Join(Message, frozen=True, kw_only=True):
     """Enrol under a name: the token's secret and the public half of a new Ed25519 key (hex)."""
 
-    protocol: int | None = None
+    protocol: Whole | None = None
     software: str = ""
     token_id: str
     token_secret: str
@@ -62,13 +67,13 @@ class Joined(Message, frozen=True, kw_only=True):
     site: str
     secret: str
     coordinator: str
-    protocol: int
+    protocol: Whole
 
 
 class Hello(Message, frozen=True, kw_only=True):
     """Open a session. `instance` is drawn anew by every agent process."""
 
-    protocol: int | None = None
+    protocol: Whole | None = None
     software: str = ""
     instance: str
     tasks: tuple[str, ...] = ()  # names of the tasks that the site's owner allows
@@ -80,10 +85,10 @@ class Welcome(Message, frozen=True, kw_only=True):
     session: str
     site: str
     coordinator: str
-    protocol: int
+    protocol: Whole
     lease_seconds: float
     long_poll_seconds: float
-    cursor: int
+    cursor: Whole
 
 
 class Leave(Message, frozen=True, kw_only=True):
@@ -112,9 +117,9 @@ class Initialise(Message, frozen=True, kw_only=True, tag="initialise"):
 class VersionRef(Message, frozen=True, kw_only=True):
     """A version to fetch: `bytes` is the exact length of its snapshot body."""
 
-    version: int
+    version: Whole
     digest: str
-    bytes: int
+    bytes: Whole
 
 
 class Train(Message, frozen=True, kw_only=True, tag="train"):
@@ -125,12 +130,12 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     """
 
     job: str
-    epoch: int
-    clock: int
-    attempt: int
+    epoch: Whole
+    clock: Whole
+    attempt: Whole
     base: VersionRef
-    steps: int = 0
-    epochs: int = 0
+    steps: Whole = 0
+    epochs: Whole = 0
     evaluate: bool = False
     deadline_seconds: float = 0.0
 
@@ -146,9 +151,9 @@ class Abort(Message, frozen=True, kw_only=True, tag="abort"):
     """Stop working on this clock; nothing of it will be counted. `reason` is for people."""
 
     job: str
-    epoch: int
-    clock: int
-    attempt: int
+    epoch: Whole
+    clock: Whole
+    attempt: Whole
     reason: str
 
 
@@ -156,8 +161,8 @@ class Settled(Message, frozen=True, kw_only=True, tag="settled"):
     """A later word about an update, when the receipt could not say it (queued, then voided)."""
 
     job: str
-    epoch: int
-    clock: int
+    epoch: Whole
+    clock: Whole
     verdict: VerdictKind
     reason: str
 
@@ -183,7 +188,7 @@ Instruction = Prepare | Initialise | Train | Evaluate | Abort | Settled | EndJob
 class Instructions(Message, frozen=True, kw_only=True):
     """Answer of the long poll: instructions after the cursor that was sent, and the next cursor."""
 
-    cursor: int
+    cursor: Whole
     items: tuple[Instruction, ...] = ()
 
 
@@ -196,8 +201,8 @@ class Ready(Message, frozen=True, kw_only=True, tag="ready"):
     job: str
     layout: Layout
     layout_digest: str
-    train_examples: int
-    eval_examples: int
+    train_examples: Whole
+    eval_examples: Whole
     control: bool = False
     notes: tuple[str, ...] = ()
 
@@ -213,19 +218,19 @@ class Progress(Message, frozen=True, kw_only=True, tag="progress"):
     """Training goes on; renews the lease and is never journalled."""
 
     job: str
-    epoch: int
-    clock: int
-    step: int
-    of: int
+    epoch: Whole
+    clock: Whole
+    step: Whole
+    of: Whole
 
 
 class Failed(Message, frozen=True, kw_only=True, tag="failed"):
     """The worker could not finish a period. `fatal`: it cannot go on in this job at all."""
 
     job: str
-    epoch: int
-    clock: int
-    attempt: int
+    epoch: Whole
+    clock: Whole
+    attempt: Whole
     reason: str
     fatal: bool = False
 
@@ -234,8 +239,8 @@ class Evaluated(Message, frozen=True, kw_only=True, tag="evaluated"):
     """Metrics of a version on the site's own data. `examples` 0: no data, metrics are blank."""
 
     job: str
-    version: int
-    examples: float
+    version: Whole
+    examples: Examples
     metrics: dict[str, Metric]
 
 
@@ -247,7 +252,7 @@ class Events(Message, frozen=True, kw_only=True):
     that a repeated post is taken once.
     """
 
-    first: int
+    first: Whole
     items: tuple[Event, ...]
 
 
@@ -261,7 +266,7 @@ class Receipt(Message, frozen=True, kw_only=True):
     the site does next comes by the long poll that is open all the time.
     """
 
-    offset: int
+    offset: Whole
     verdict: VerdictKind = "unsettled"
     reason: str = ""
 

@@ -108,6 +108,13 @@ def test_metadata_out_of_bounds_is_refused(raw: bytes, says: str):
         decode_meta_json(raw)
 
 
+def test_a_snapshot_of_an_impossible_version_is_refused():
+    for version in (-1, 2**60):
+        bad = msgspec.structs.replace(SNAPSHOT, version=version)
+        with pytest.raises(MalformedError, match="version"):
+            decode_meta_json(encode_meta_json(bad))
+
+
 def test_a_snapshot_with_an_impossible_layout_is_refused():
     bad = msgspec.structs.replace(SNAPSHOT, layout=Layout(tensors=LAYOUT.tensors * 2))
     with pytest.raises(MalformedError, match="stands twice"):
