@@ -1,53 +1,149 @@
-"""The coordinator's core: stimuli in, ordered actions out; `now` is job time in seconds."""
+"""The coordinator's core: stimuli in, ordered actions out; `now` is job time in seconds.
+
+    stimulus -> decide -> journal events -> evolve(state, event) -> actions that follow
+
+Nothing here does IO or reads a clock. `restore` is `evolve` over the journal, and `resume` asks
+again for whatever was outstanding when the process before this one ended.
+
+    sessions     who is connected, leases, namesakes       run         a job in motion
+    assign       sites -> jobs                             job         its state, by events
+    membership   epochs, clocks, refusals                  round       decisions of a round
+    lifecycle    version 0, start, stop, checkpoints       conductor   carrying them out
+    evaluation   who evaluates what, targets               explain     the same, for people
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-import msgspec
-
-from coordinator.actions import AnyAction
-from coordinator.journal import Entry
-from coordinator.sessions import Admitted, Refused
-from coordinator.stimuli import Stimulus
-from protocol import limits
+from coordinator import assign, conductor, evaluation, explain, lifecycle, membership
+from coordinator import stimuli as s
+from coordinator.actions import AnyAction, CloseSession, Send
+from coordinator.job import Job, evolve, submitted
+from coordinator.journal import Commanded, Entry, JobSubmitted
+from coordinator.run import Around, Batch, CoreConfig, Run
+from coordinator.sessions import Admitted, Refused, Session, Sessions
+from protocol.errors import ConflictError, MalformedError, NotFoundError
+from protocol.jobstates import next_state
+from protocol.messages import Bye, Declined, EndJob, Evaluated, Failed, Progress, Ready
 from protocol.views import JobView
 
+__all__ = ["Core", "CoreConfig"]
 
-class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What the coordinator's operator decides. Spans in seconds, sizes in bytes."""
-
-    lease_seconds: float = limits.LEASE_SECONDS
-    grace_seconds: float = limits.CLOSED_CONNECTION_GRACE_SECONDS
-    site_jobs_max: int = 1
-    init_timeout_seconds: float = 3600.0
-    evaluation_timeout_seconds: float = 600.0
-    checkpoint_retry_seconds: float = 30.0
-    spool_bytes_max: int = limits.SPOOL_BYTES_MAX
-    jobs_resident_bytes_max: int = limits.JOBS_RESIDENT_BYTES_MAX
+LATE_SECONDS = 1.0  # waking later than this after `wake_at` is a stall of the coordinator itself
+ENDED_TOLD_MAX = 16  # newest ended jobs that a connecting site is reminded of
+COMMANDS = frozenset({"pause", "resume", "drain", "stop"})
 
 
 class Core:
-    """Membership, assignment and all jobs. Signatures first; the bodies follow at once."""
+    """Membership, assignment and all jobs."""
 
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
+        self._sessions = Sessions(config.lease_seconds, config.grace_seconds)
+        self._runs: dict[str, Run] = {}
+        self._disk_full = ""
+
+    # ------------------------------------------------------------ from the journal
 
     def restore(self, entries: Iterable[Entry]) -> None:
         """Rebuild the state from the whole journal, in order. Call once, before anything else."""
-        raise NotImplementedError
+        for entry in entries:
+            event = entry.event
+            if isinstance(event, JobSubmitted):
+                self._runs[event.job] = Run(submitted(event, entry.now), self.config)
+            elif event.job in self._runs:  # events of a deleted job may outlive its submission
+                evolve(self._runs[event.job].job, event, entry.now)
 
     def resume(self, now: float) -> list[AnyAction]:
         """After `restore`: ask again for what was outstanding, and give members fresh leases."""
-        raise NotImplementedError
+        for run in self._runs.values():
+            job = run.job
+            run.released = job.terminal and job.checkpoint >= job.number and not job.committing
+            self._sessions.expect([(m.site, m.role) for m in job.active()], now)
+        return self._settle(Batch(now))
 
-    def handle(self, stimulus: Stimulus, now: float) -> list[AnyAction]:
+    # ------------------------------------------------------------ stimuli
+
+    def handle(self, stimulus: s.Stimulus, now: float) -> list[AnyAction]:
         """Decide. A refusal (ConflictError, NotFoundError, ...) is raised and changes nothing."""
-        raise NotImplementedError
+        if isinstance(stimulus, s.SiteHeard):
+            self.heard(stimulus.site, now)
+            return []
+        due = self.wake_at()
+        if due is not None and now > due + LATE_SECONDS:
+            self._sessions.spare(now)
+        batch = Batch(now)
+        self._take(stimulus, batch)
+        return self._settle(batch)
+
+    def _take(self, stimulus: s.Stimulus, batch: Batch) -> None:
+        match stimulus:
+            case s.SiteConnected():
+                self._connected(stimulus, batch)
+            case s.SiteClosed():
+                self._sessions.close(stimulus.site, batch.now)
+            case s.SiteLeft():
+                self._left(stimulus, batch)
+            case s.SiteReported():
+                self._reported(stimulus, batch)
+            case s.JobSubmission():
+                self._submitted(stimulus, batch)
+            case s.JobCommand():
+                self._commanded(stimulus, batch)
+            case s.InitComplete():
+                run = self._run(stimulus.job)
+                lifecycle.init_done(run, batch, stimulus.site, stimulus.facts)
+            case s.UploadComplete():
+                self.heard(stimulus.site, batch.now)
+                conductor.upload(self._run(stimulus.job), batch, stimulus)
+            case s.CommitDone():
+                conductor.commit_done(self._run(stimulus.job), batch, stimulus.facts)
+            case s.CheckpointDone():
+                lifecycle.checkpoint_done(self._run(stimulus.job), batch, stimulus)
+            case s.DiskState():
+                self._disk_full = (stimulus.reason or "no space left") if stimulus.full else ""
+            case s.Tick():
+                pass
+
+    def _settle(self, batch: Batch) -> list[AnyAction]:
+        """Do whatever has become due by now, for all sites and jobs."""
+        for session in self._sessions.expired(batch.now):
+            silence = batch.now - session.heard_at
+            reason = f"not heard for {silence:.1f} s, its lease has ended"
+            self._sessions.drop(session.site)
+            self._leave_jobs(batch, session.site, reason)
+            if session.instance:
+                batch.do(CloseSession(site=session.site, reason=reason, retry=True))
+        for run in self._live():
+            lifecycle.advance(run, batch, self._around(run))
+        runs, sessions = list(self._runs.values()), list(self._sessions)
+        for run, session in assign.assign(runs, sessions, self.config.site_jobs_max):
+            membership.prepare(run, batch, session.site, session.role)
+        return batch.close()
 
     def wake_at(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
-        raise NotImplementedError
+        times = [due for run in self._live() for due in lifecycle.deadlines(run)]
+        lease = self._sessions.wake_at()
+        return min(times if lease is None else [*times, lease], default=None)
+
+    def _live(self) -> Iterator[Run]:
+        """Jobs that have anything left to do."""
+        return (run for run in self._runs.values() if not (run.job.terminal and run.released))
+
+    def _around(self, run: Run) -> Around:
+        others = [other for other in self._runs.values() if other is not run]
+        running = [
+            o.job for o in others if o.job.started and o.job.state in ("running", "draining")
+        ]
+        return Around(
+            disk_full=self._disk_full,
+            resident_bytes=sum(lifecycle.resident_bytes(j.spec, j.dense_bytes) for j in running),
+            spool_bytes=sum(lifecycle.spool_bytes(other.job) for other in others),
+        )
+
+    # ------------------------------------------------------------ sites
 
     def admit(self, site: str, instance: str, now: float) -> Admitted | Refused:
         """Ask before opening a session; after Admitted hand in a `SiteConnected`.
@@ -55,34 +151,143 @@ class Core:
         `SiteConnected` begins a new session with an empty mailbox: the core sends again what is
         outstanding for the site.
         """
-        raise NotImplementedError
+        return self._sessions.admit(site, instance, now)
 
     def heard(self, site: str, now: float) -> None:
         """Any byte from the site, as `SiteHeard` but without a batch: cheap, for every chunk."""
-        raise NotImplementedError
+        self._sessions.heard(site, now)
+
+    def stalled(self, seconds: float) -> None:
+        """The coordinator did not listen for so long: leases are extended by it."""
+        self._sessions.extend(seconds)
 
     def last_heard_seconds(self, site: str, now: float) -> float | None:
         """Age of the last byte from a site with a session; None when it has none."""
-        raise NotImplementedError
+        session = self._sessions.get(site)
+        return None if session is None or not session.instance else now - session.heard_at
 
     def job_of(self, site: str) -> str:
         """The job that the site works for now, or an empty string."""
-        raise NotImplementedError
+        held = assign.works_for(list(self._runs.values()), site)
+        return held[0].job.id if held else ""
 
-    def stalled(self, seconds: float) -> None:
-        """The coordinator did not listen for so long; leases are extended by it."""
-        raise NotImplementedError
+    def _connected(self, stimulus: s.SiteConnected, batch: Batch) -> None:
+        site, role = stimulus.site, stimulus.role
+        if isinstance(self.admit(site, stimulus.instance, batch.now), Refused):
+            raise ConflictError(f"site {site!r} is connected from another process already.")
+        another = self._sessions.connect(site, role, stimulus.instance, stimulus.tasks, batch.now)
+        ended = [run for run in self._runs.values() if run.job.terminal]
+        for run in ended[-ENDED_TOLD_MAX:]:
+            if site in run.job.members:
+                reason = f"the job is {run.job.state}: {run.job.reason}"
+                end = EndJob(job=run.job.id, reason=reason, final=True)
+                batch.do(Send(site=site, instruction=end))
+        if another:
+            for run in self._runs.values():
+                run.declined.discard(site)
+        for run in assign.works_for(list(self._runs.values()), site):
+            membership.prepare(run, batch, site, role)
+
+    def _left(self, stimulus: s.SiteLeft, batch: Batch) -> None:
+        site, reason = stimulus.site, stimulus.reason or "it said goodbye"
+        for run in self._runs.values():
+            membership.dismiss(run, batch, site, reason, final=False)
+        self._leave_jobs(batch, site, reason)
+        if self._sessions.get(site) is not None:
+            retry = not stimulus.removed
+            batch.do(Send(site=site, instruction=Bye(reason=reason, retry=retry)))
+            batch.do(CloseSession(site=site, reason=reason, retry=retry))
+            self._sessions.drop(site)
+
+    def _leave_jobs(self, batch: Batch, site: str, reason: str) -> None:
+        for run in self._runs.values():
+            if not run.job.terminal:
+                membership.leave(run, batch, site, reason)
+
+    def _reported(self, stimulus: s.SiteReported, batch: Batch) -> None:
+        site, event = stimulus.site, stimulus.event
+        session = self._sessions.get(site)
+        if session is None or not session.instance:
+            raise ConflictError(f"site {site!r} has no open session.", "Say hello first.")
+        self.heard(site, batch.now)
+        run = self._runs.get(event.job)
+        if run is None or run.job.terminal:
+            reason = "there is no such job" if run is None else f"the job is {run.job.state}"
+            end = EndJob(job=event.job, reason=reason, final=True)
+            if isinstance(event, Ready):
+                batch.do(Send(site=site, instruction=end))
+            return
+        match event:
+            case Ready():
+                membership.ready(run, batch, site, session.role, event)
+            case Declined():
+                membership.refuse(run, batch, site, event.reason)
+            case Progress():
+                run.progress[site] = event
+            case Failed():
+                membership.failed(run, batch, site, event)
+            case Evaluated():
+                evaluation.reported(run, batch, site, event)
+
+    # ------------------------------------------------------------ jobs
+
+    def _submitted(self, stimulus: s.JobSubmission, batch: Batch) -> None:
+        if stimulus.job in self._runs:
+            raise ConflictError(f"job {stimulus.job} exists already.")
+        if stimulus.init is not None and stimulus.init.problem:
+            raise MalformedError(f"the file for version 0: {stimulus.init.problem}")
+        given = stimulus.init is not None
+        event = JobSubmitted(job=stimulus.job, spec=stimulus.spec, by=stimulus.by, init=given)
+        run = Run(submitted(event, batch.now), self.config)
+        self._runs[stimulus.job] = run
+        batch.emit(run.job, event)
+
+    def _commanded(self, stimulus: s.JobCommand, batch: Batch) -> None:
+        run = self._run(stimulus.job)
+        what = stimulus.stimulus
+        if what not in COMMANDS:
+            raise ConflictError(
+                f"{what} is not a command; there are {', '.join(sorted(COMMANDS))}."
+            )
+        next_state(run.job.state, what)  # refuses before anything is journalled
+        event = Commanded(job=stimulus.job, by=stimulus.by, what=what, reason=stimulus.reason)
+        batch.emit(run.job, event)
+        why = f": {stimulus.reason}" if stimulus.reason else ""
+        run.move(batch, what, f"{what} asked for by {stimulus.by}{why}")
+        if run.job.terminal:
+            lifecycle.end(run, batch)
+
+    def _run(self, job: str) -> Run:
+        run = self._runs.get(job)
+        if run is None:
+            raise NotFoundError(f"there is no job {job}.")
+        return run
 
     def forget(self, job: str) -> None:
         """Drop an ended job from memory (its deletion). ConflictError when it has not ended."""
-        raise NotImplementedError
+        run = self._run(job)
+        if not run.job.terminal or run.job.committing is not None:
+            raise ConflictError(f"job {job} is {run.job.state}.", "Stop it first.")
+        del self._runs[job]
 
     def jobs(self) -> tuple[str, ...]:
         """Ids of all jobs, in the order of their submission."""
-        raise NotImplementedError
+        return tuple(self._runs)
+
+    def job(self, job: str) -> Job:
+        """The state that the journal tells of a job: to be read, never changed. NotFoundError."""
+        return self._run(job).job
+
+    def spools(self, job: str) -> frozenset[str]:
+        """Spool files that are still needed; any other of the job may go. NotFoundError."""
+        return frozenset(self._run(job).job.spools)
 
     def view(self, job: str, now: float) -> JobView:
         """The job as it stands. `created_at` and `ended_at` are job time, and the byte counts of
         the sockets are 0: the shell fills these from its tables.
         """
-        raise NotImplementedError
+        return explain.view(self._run(job), list(self._runs.values()), self._sessions, now)
+
+    def sessions(self) -> Sequence[Session]:
+        """All sessions by site name, for people."""
+        return sorted(self._sessions, key=lambda session: session.site)

@@ -121,6 +121,8 @@ class Job:
     version: VersionRef | None = None
     round: Round | None = None
     rounds: int = 0
+    fetches: int = 0  # tasks of all rounds: each is one model down
+    deliveries: int = 0  # updates that were queued: each is one model up
     committing: j.RoundClosed | None = None
     failures: tuple[str, ...] = ()  # reasons of the void rounds since the last version
     failed_in_row: int = 0
@@ -248,6 +250,7 @@ def _ended(job: Job, event: j.SiteEnded) -> None:
 def _opened(job: Job, event: j.RoundOpened) -> None:
     job.rounds = event.round
     job.started = True
+    job.fetches += len(event.tasks)
     job.round = Round(
         number=event.round,
         version=event.version,
@@ -275,6 +278,7 @@ def _settled(job: Job, event: j.UpdateSettled) -> None:
         task.reason, task.spool = event.reason, event.spool
         task.attempt = event.attempt
     if queued:
+        job.deliveries += 1
         job.spools[event.spool] = Spool(event.wire_bytes)
     else:
         member.refused += 1

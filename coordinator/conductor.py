@@ -1,0 +1,325 @@
+"""Carrying out a round: what `round` decides is journalled here, and the sites are told."""
+
+from __future__ import annotations
+
+from coordinator import evaluation
+from coordinator.actions import Commit, Discard, Send, Verdict
+from coordinator.journal import (
+    Retried,
+    RoundClosed,
+    RoundOpened,
+    SiteFailed,
+    UpdateSettled,
+    VersionMade,
+)
+from coordinator.round import Judgement, closing, judge, missing
+from coordinator.run import Batch, Run
+from coordinator.stimuli import CommitFacts, UploadComplete
+from protocol.messages import Abort, Failed, Settled, Train
+
+ATTEMPTS_MAX = 2  # a period that fails is tried once more, then the site is out of the round
+
+
+def open_round(run: Run, batch: Batch, event: RoundOpened) -> None:
+    """Begin a round and send its sites off."""
+    batch.emit(run.job, event)
+    run.progress.clear()
+    run.hold = ""
+    for task in event.tasks:
+        send_train(run, batch, task.site)
+
+
+def send_train(run: Run, batch: Batch, site: str) -> None:
+    """Instruct a site to train its open task, if it has one (again after a reconnection)."""
+    job = run.job
+    task = job.round.tasks.get(site) if job.round else None
+    if job.round is None or task is None or task.state != "training" or job.version is None:
+        return
+    train = Train(
+        job=job.id,
+        epoch=task.epoch,
+        clock=task.clock,
+        attempt=task.attempt,
+        base=job.version,
+        steps=job.spec.period.steps or 0,
+        epochs=job.spec.period.epochs or 0,
+        evaluate=evaluation.before_training(job, job.members[site]),
+        deadline_seconds=max(job.round.deadline - batch.now, 0.001),
+    )
+    run.send(batch, site, train)
+
+
+def upload(run: Run, batch: Batch, stimulus: UploadComplete) -> None:
+    """Judge an update and answer it."""
+    job, site, facts = run.job, stimulus.site, stimulus.facts
+    judgement = judge(job, site, facts)
+    keep = judgement.verdict == "queued"
+    open_attempt = facts.attempt
+    if judgement.settles:
+        assert job.round is not None
+        open_attempt = job.round.tasks[site].attempt
+        batch.emit(job, _settlement(judgement, stimulus))
+    batch.do(
+        Verdict(
+            job=job.id,
+            site=site,
+            epoch=facts.epoch,
+            clock=facts.clock,
+            attempt=facts.attempt,
+            verdict=judgement.verdict,
+            reason=judgement.reason,
+        )
+    )
+    if not keep and stimulus.spool not in job.spools:  # a repetition may bear a kept one's name
+        batch.do(Discard(job=job.id, spools=(stimulus.spool,)))
+    if judgement.settles and facts.attempt < open_attempt:
+        # The first attempt arrived after all: the second need not go on.
+        _abort(run, batch, site, facts.epoch, facts.clock, open_attempt, "the update is here")
+
+
+def _settlement(judgement: Judgement, stimulus: UploadComplete) -> UpdateSettled:
+    facts = stimulus.facts
+    return UpdateSettled(
+        job=stimulus.job,
+        site=stimulus.site,
+        epoch=facts.epoch,
+        clock=facts.clock,
+        attempt=facts.attempt,
+        verdict=judgement.verdict,
+        reason=judgement.reason,
+        spool=stimulus.spool if judgement.verdict == "queued" else "",
+        wire_bytes=stimulus.wire_bytes,
+        examples=facts.examples,
+        steps=facts.steps,
+        norm=facts.norm,
+        train_seconds=facts.train_seconds,
+        metrics=facts.metrics,
+    )
+
+
+def period_failed(run: Run, batch: Batch, site: str, event: Failed) -> None:
+    """A period could not be finished: once more, or the site is out of this round."""
+    job = run.job
+    task = job.round.tasks.get(site) if job.round else None
+    identity = (event.epoch, event.clock, event.attempt)
+    if task is None or task.state != "training":
+        return
+    if identity != (task.epoch, task.clock, task.attempt):
+        return  # an echo of an attempt that is settled already
+    batch.emit(
+        job,
+        SiteFailed(
+            job=job.id,
+            site=site,
+            epoch=event.epoch,
+            clock=event.clock,
+            attempt=event.attempt,
+            reason=event.reason,
+        ),
+    )
+    run.progress.pop(site, None)
+    if event.fatal or event.attempt >= ATTEMPTS_MAX:
+        times = "" if event.attempt == 1 else f" {event.attempt} times"
+        leave_out(run, batch, site, f"failed{times}: {event.reason}")
+        return
+    batch.emit(
+        job,
+        Retried(
+            job=job.id,
+            site=site,
+            epoch=event.epoch,
+            clock=event.clock,
+            attempt=event.attempt + 1,
+            reason=event.reason,
+        ),
+    )
+    send_train(run, batch, site)
+
+
+def leave_out(run: Run, batch: Batch, site: str, reason: str) -> None:
+    """Settle a site's open task without an update: its clock is closed for this reason."""
+    job = run.job
+    task = job.round.tasks.get(site) if job.round else None
+    if task is None or task.state != "training":
+        return
+    batch.emit(
+        job,
+        UpdateSettled(
+            job=job.id,
+            site=site,
+            epoch=task.epoch,
+            clock=task.clock,
+            attempt=task.attempt,
+            verdict="refused_drop",
+            reason=reason,
+        ),
+    )
+
+
+def close_if_due(run: Run, batch: Batch) -> None:
+    """Close the open round when `round.closing` says so."""
+    job = run.job
+    found = closing(job, batch.now) if job.round else None
+    if found is None or job.round is None:
+        return
+    if not found.cohort:
+        void(run, batch, found.reason, late=found.late)
+        return
+    _stop_training(run, batch, found.late)
+    able = sum(member.trains for member in job.active())
+    batch.emit(
+        job,
+        RoundClosed(
+            job=job.id,
+            round=job.round.number,
+            version=job.number + 1,
+            cohort=found.cohort,
+            active_sites=max(able, len(found.cohort)),
+            reason=found.reason,
+            missing=missing(job),
+        ),
+    )
+
+
+def void(run: Run, batch: Batch, reason: str, *, late: str) -> None:
+    """End the open round without a version; what was queued goes back to its sites."""
+    job = run.job
+    if job.round is None:
+        return
+    _stop_training(run, batch, late)
+    number, without = job.round.number, missing(job)
+    queued = [(site, job.round.tasks[site]) for site in job.round.sites("queued")]
+    returned = [
+        UpdateSettled(
+            job=job.id,
+            site=site,
+            epoch=task.epoch,
+            clock=task.clock,
+            attempt=task.attempt,
+            verdict="refused_return",
+            reason=f"round {number} is void: {reason}",
+            spool=task.spool,
+        )
+        for site, task in queued
+    ]
+    _give_back(run, batch, number, reason, returned, without)
+
+
+def commit_done(run: Run, batch: Batch, facts: CommitFacts) -> None:
+    """A version was made, or could not be: then its round is void after all."""
+    job, closed = run.job, run.job.committing
+    if closed is None or facts.version != closed.version:
+        return  # an answer to a question that was asked twice
+    run.commit_asked = False
+    if not facts.problem:
+        batch.emit(
+            job,
+            VersionMade(
+                job=job.id,
+                version=facts.version,
+                digest=facts.digest,
+                bytes=facts.bytes,
+                update_norm=facts.update_norm,
+                model_norm=facts.model_norm,
+                fold_seconds=facts.fold_seconds,
+            ),
+        )
+        return
+    returned = []
+    for part in closed.cohort:
+        last = job.members[part.site].last
+        same = last is not None and (last.epoch, last.clock) == (part.epoch, part.clock)
+        returned.append(
+            UpdateSettled(
+                job=job.id,
+                site=part.site,
+                epoch=part.epoch,
+                clock=part.clock,
+                attempt=last.attempt if last is not None and same else 1,
+                verdict="refused_return",
+                reason=f"version {closed.version} could not be made: {facts.problem}",
+                spool=part.spool,
+            )
+        )
+    reason = f"the commit failed: {facts.problem}"
+    _give_back(run, batch, closed.round, reason, returned, closed.missing)
+
+
+def ask_commit(run: Run, batch: Batch) -> None:
+    """Have the closed round folded; asked again by a new process."""
+    job, closed = run.job, run.job.committing
+    if closed is None or run.commit_asked or job.version is None:
+        return
+    run.commit_asked = True
+    batch.do(
+        Commit(
+            job=job.id,
+            spec=job.spec,
+            version=closed.version,
+            base_version=job.version.version,
+            base_digest=job.version.digest,
+            cohort=closed.cohort,
+            active_sites=closed.active_sites,
+        )
+    )
+
+
+def _stop_training(run: Run, batch: Batch, reason: str) -> None:
+    open_ = run.job.round
+    assert open_ is not None
+    for site in open_.sites("training"):
+        task = open_.tasks[site]
+        leave_out(run, batch, site, reason)
+        _abort(run, batch, site, task.epoch, task.clock, task.attempt, reason)
+
+
+def _give_back(
+    run: Run,
+    batch: Batch,
+    number: int,
+    reason: str,
+    returned: list[UpdateSettled],
+    without: dict[str, str],
+) -> None:
+    job = run.job
+    for settled in returned:
+        batch.emit(job, settled)
+    batch.emit(
+        job,
+        RoundClosed(
+            job=job.id,
+            round=number,
+            version=job.number,
+            cohort=(),
+            active_sites=sum(member.trains for member in job.active()),
+            reason=reason,
+            missing=without | {settled.site: settled.reason for settled in returned},
+        ),
+    )
+    for settled in returned:
+        send_settled(run, batch, settled)
+    if returned:
+        batch.do(Discard(job=job.id, spools=tuple(settled.spool for settled in returned)))
+
+
+def send_settled(run: Run, batch: Batch, settled: UpdateSettled) -> None:
+    """The later word about a queued update that was voided (again after a reconnection)."""
+    run.send(
+        batch,
+        settled.site,
+        Settled(
+            job=run.job.id,
+            epoch=settled.epoch,
+            clock=settled.clock,
+            verdict=settled.verdict,
+            reason=settled.reason,
+        ),
+    )
+
+
+def _abort(
+    run: Run, batch: Batch, site: str, epoch: int, clock: int, attempt: int, reason: str
+) -> None:
+    if site in run.present:
+        abort = Abort(job=run.job.id, epoch=epoch, clock=clock, attempt=attempt, reason=reason)
+        batch.do(Send(site=site, instruction=abort))

@@ -1,0 +1,177 @@
+"""Who evaluates which version, what the reports add up to, and whether a target is reached.
+
+Sites evaluate the version that they fetched, before they train on it. Evaluators, and sites that
+have test data but nothing to train on, are asked by `Evaluate`: every `evaluation.every` versions,
+going straight to the newest when they are slow. The last version is evaluated by everybody.
+"""
+
+from __future__ import annotations
+
+from coordinator.job import Job, Member, Report
+from coordinator.journal import EvaluationReported
+from coordinator.run import Asked, Batch, Run
+from protocol.messages import Evaluate, Evaluated
+from protocol.metrics import Combined, check_metrics, combine
+
+
+def before_training(job: Job, member: Member) -> bool:
+    """Whether this site evaluates the newest version before it trains on it."""
+    every = job.spec.evaluation.every
+    return (
+        job.spec.evaluation.sites
+        and every > 0
+        and job.number % every == 0
+        and member.eval_examples > 0
+        and member.evaluated_version < job.number
+    )
+
+
+def _by_request(job: Job, member: Member) -> bool:
+    if not member.active or member.eval_examples <= 0:
+        return False
+    return member.role == "evaluator" or (not member.trains and job.spec.evaluation.sites)
+
+
+def expire(run: Run, now: float) -> None:
+    """Stop waiting for reports that are overdue: those versions go without them."""
+    for site, asked in list(run.evaluating.items()):
+        if now >= asked.deadline:
+            gave_up(run, site)
+
+
+def ask(run: Run, batch: Batch) -> None:
+    """Ask those who evaluate by request, each at most one version at a time."""
+    job, every = run.job, run.job.spec.evaluation.every
+    if job.version is None or every == 0 or not job.started or job.state == "paused":
+        return
+    for member in job.active():
+        due = (
+            (member.evaluated_version // every + 1) * every if member.evaluated_version >= 0 else 0
+        )
+        if _by_request(job, member) and job.number >= due:
+            _request(run, batch, member.site)
+
+
+def ask_last(run: Run, batch: Batch) -> list[str]:
+    """Ask everybody about the last version; the sites that are still waited for."""
+    job = run.job
+    everybody = job.spec.evaluation.sites or job.spec.evaluation_only
+    waited: list[str] = []
+    for member in job.active():
+        wanted = member.eval_examples > 0 and (member.role == "evaluator" or everybody)
+        done = member.evaluated_version >= job.number
+        if not wanted or done or run.unevaluated.get(member.site) == job.number:
+            continue
+        waited.append(member.site)
+        _request(run, batch, member.site)
+    return waited
+
+
+def _request(run: Run, batch: Batch, site: str) -> None:
+    version = run.job.version
+    if version is None or run.present.get(site) != "ready" or site in run.evaluating:
+        return
+    if run.unevaluated.get(site) == version.version:
+        return
+    deadline = batch.now + run.config.evaluation_timeout_seconds
+    run.evaluating[site] = Asked(version=version.version, deadline=deadline)
+    run.send(batch, site, Evaluate(job=run.job.id, base=version))
+
+
+def forget(run: Run, site: str) -> None:
+    """The site has a new session: what it was asked before is asked anew by the next `ask`."""
+    run.evaluating.pop(site, None)
+    run.unevaluated.pop(site, None)
+
+
+def reported(run: Run, batch: Batch, site: str, event: Evaluated) -> None:
+    """Take a report, once per site and version.
+
+    Raises:
+        MalformedError: the metrics are out of bounds.
+    """
+    job = run.job
+    check_metrics(event.metrics)
+    member = job.members.get(site)
+    asked = run.evaluating.get(site)
+    if asked is not None and asked.version <= event.version:
+        del run.evaluating[site]
+    if member is None or not member.active:
+        return
+    if not member.evaluated_version < event.version <= job.number:
+        return
+    batch.emit(
+        job,
+        EvaluationReported(
+            job=job.id,
+            version=event.version,
+            site=site,
+            role=member.role,
+            examples=event.examples,
+            metrics=event.metrics,
+        ),
+    )
+
+
+def gave_up(run: Run, site: str) -> None:
+    """The site could not evaluate what it was asked: this version goes without it."""
+    asked = run.evaluating.pop(site, None)
+    if asked is not None:
+        run.unevaluated[site] = asked.version
+
+
+# ---------------------------------------------------------------- what reports add up to
+
+
+def reached(job: Job) -> str:
+    """Why the target counts as reached, or an empty string (design 4.13).
+
+    The evaluators' word decides where there is an evaluator. Otherwise a quorum of the sites must
+    have reported on one version: `pacing.quorum`, and never less than half of those that can.
+    """
+    stop = job.spec.stop
+    if stop.target is None:
+        return ""
+    for version in sorted(job.reports, reverse=True):
+        reports = _decisive(job, job.reports[version])
+        found = _combine(job, reports).get(stop.metric)
+        if found is None or found.value is None:
+            continue
+        good = found.value >= stop.target if stop.mode == "max" else found.value <= stop.target
+        if good:
+            return (
+                f"{stop.metric} {found.value:.6g} at version {version} reached the target "
+                f"{stop.target:g}"
+            )
+    return ""
+
+
+def _decisive(job: Job, reports: dict[str, Report]) -> dict[str, Report]:
+    if any(member.role == "evaluator" for member in job.members.values()):
+        return {site: report for site, report in reports.items() if report.role == "evaluator"}
+    able = [m for m in job.active("site") if m.eval_examples > 0]
+    drawn = min(job.spec.sites.select or len(able), len(able))
+    need = max(job.spec.pacing.quorum, drawn // 2 + 1)
+    having = {site: report for site, report in reports.items() if report.examples > 0}
+    return having if len(having) >= need else {}
+
+
+def _combine(job: Job, reports: dict[str, Report]) -> dict[str, Combined]:
+    per_site = {site: report.metrics for site, report in reports.items()}
+    return combine(per_site, frozenset(job.spec.evaluation.lower_is_better))
+
+
+def newest(job: Job) -> tuple[dict[str, Combined], int | None]:
+    """Combined metrics for people, and their version.
+
+    The newest version on which the evaluators, or a quorum of the sites, have reported; before
+    there is one, the newest with any report.
+    """
+    versions = sorted(job.reports, reverse=True)
+    for version in versions:
+        reports = _decisive(job, job.reports[version])
+        if reports:
+            return _combine(job, reports), version
+    for version in versions:
+        return _combine(job, job.reports[version]), version
+    return {}, None

@@ -1,0 +1,169 @@
+"""What people read about a job: for whom or what it waits, and what each site is doing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from coordinator import evaluation
+from coordinator.assign import fault, works_for
+from coordinator.job import Job, Member
+from coordinator.lifecycle import deadlines
+from coordinator.run import Run
+from coordinator.sessions import Sessions
+from protocol.views import JobSiteView, JobView
+
+NAMED_MAX = 12  # sites that a sentence names before it counts the others
+
+
+def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> str:
+    """For whom or what the job waits now, and until when; empty when it has ended."""
+    job = run.job
+    if job.committing is not None:
+        closed = job.committing
+        return f"version {closed.version} is being folded from {len(closed.cohort)} updates"
+    if job.terminal:
+        return ""
+    if job.round is not None:
+        who = [_training(run, sessions, site, now) for site in job.round.sites("training")]
+        left = max(job.round.deadline - now, 0.0)
+        return f"round {job.round.number}: waits for {_list(who)}, deadline in {left:.0f} s"
+    if job.state == "paused":
+        return "paused: waits for somebody to resume it"
+    text = [f"waits for {run.hold}" if job.state == "draining" else run.hold]
+    missing = job.spec.sites.wanted - len(job.active("site"))
+    if not job.started and missing > 0:
+        text.append(_missing(run, runs, sessions, missing))
+    due = min(deadlines(run), default=now)
+    return f"{'; '.join(part for part in text if part)}, at most {max(due - now, 0.0):.0f} s more"
+
+
+def _list(parts: Sequence[str]) -> str:
+    more = len(parts) - NAMED_MAX
+    return ", ".join([*parts[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
+
+
+def _age(sessions: Sessions, site: str, now: float) -> str:
+    session = sessions.get(site)
+    if session is None or not session.instance:
+        return "not heard since the coordinator started"
+    away = "connection closed, " if session.closed else ""
+    return f"{away}last heard {max(now - session.heard_at, 0.0):.0f} s ago"
+
+
+def _training(run: Run, sessions: Sessions, site: str, now: float) -> str:
+    step = run.progress.get(site)
+    doing = f"training, step {step.step} of {step.of}" if step else "training"
+    return f"{site} ({doing}, {_age(sessions, site, now)})"
+
+
+def _missing(run: Run, runs: Sequence[Run], sessions: Sessions, missing: int) -> str:
+    """Which sites could fill the gap, and what keeps each from it."""
+    active = {member.site for member in run.job.active()}
+    notes = []
+    for session in sorted(sessions, key=lambda session: session.site):
+        site = session.site
+        if site in active or session.role != "site":
+            continue
+        busy = [other for other in works_for(runs, site) if other is not run]
+        if run.present.get(site) == "loading":
+            notes.append(f"{site} is loading")
+        elif busy and not fault(run, session):
+            notes.append(f"{site} is busy with job {busy[0].job.id}")
+        elif session.instance:
+            notes.append(f"{site}: {fault(run, session) or 'not asked yet'}")
+    names = [
+        name
+        for name in run.job.spec.sites.names
+        if name not in active and sessions.get(name) is None
+    ]
+    notes += [f"{name} is not connected" for name in names]
+    sites = "site" if missing == 1 else "sites"
+    return f"waiting for {missing} more {sites}{': ' if notes else ''}{_list(notes)}"
+
+
+def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:
+    """What a member is doing, in a sentence without its name."""
+    job, site = run.job, member.site
+    if not member.active:
+        return member.note or (f"done: the job is {job.state}" if job.terminal else "gone")
+    if run.present.get(site) == "loading":
+        return "loading task and data"
+    if site in run.evaluating:
+        return f"evaluating version {run.evaluating[site].version}"
+    task = job.round.tasks.get(site) if job.round else None
+    if task is not None and task.state == "training":
+        step = run.progress.get(site)
+        steps = f", step {step.step} of {step.of}" if step else ""
+        return f"training clock {task.clock}{steps}, {_age(sessions, site, now)}"
+    if member.role == "site" and member.train_examples == 0:
+        return "no data"
+    if member.role == "evaluator" and member.eval_examples == 0:
+        return "no data to evaluate on"
+    if task is not None and task.state == "out":
+        return f"out of round {job.rounds}: {task.reason}"
+    if task is not None and job.round is not None:
+        return f"waiting for {_list(job.round.sites('training'))}"
+    return "waiting for the next round" if member.trains else "waiting for the next version"
+
+
+def site_views(run: Run, sessions: Sessions, now: float) -> tuple[JobSiteView, ...]:
+    """All sites of a job: its members, and those that it refused before they entered."""
+    job = run.job
+    views = [_site_view(run, member, sessions, now) for _, member in sorted(job.members.items())]
+    for site, reason in sorted(job.refused.items()):
+        if site not in job.members:
+            views.append(
+                JobSiteView(
+                    site=site,
+                    role="site",
+                    active=False,
+                    epoch=0,
+                    clock=0,
+                    train_examples=0,
+                    eval_examples=0,
+                    doing=f"refused: {reason}",
+                    joined_at_version=0,
+                )
+            )
+    return tuple(views)
+
+
+def _site_view(run: Run, member: Member, sessions: Sessions, now: float) -> JobSiteView:
+    refusal = run.job.refused.get(member.site)
+    return JobSiteView(
+        site=member.site,
+        role=member.role,
+        active=member.active,
+        epoch=member.epoch,
+        clock=member.clock,
+        train_examples=member.train_examples,
+        eval_examples=member.eval_examples,
+        doing=f"refused: {refusal}" if refusal else doing(run, member, sessions, now),
+        joined_at_version=member.joined_at_version,
+        counted=member.counted,
+        refused=member.refused,
+    )
+
+
+def view(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> JobView:
+    """The job for people; socket bytes are the ledger's, and times are job time."""
+    job: Job = run.job
+    metrics, version = evaluation.newest(job)
+    return JobView(
+        id=job.id,
+        name=job.spec.name,
+        task=job.spec.task.name,
+        state=job.state,
+        reason=job.reason,
+        waiting=waiting(run, runs, sessions, now),
+        version=max(job.number, 0),
+        round=job.rounds,
+        created_at=job.created_at,
+        ended_at=job.ended_at,
+        running_seconds=job.ran_seconds(now),
+        model_bytes=job.dense_bytes,
+        dense_bytes=job.dense_bytes * (job.fetches + job.deliveries),
+        metrics=metrics,
+        metrics_version=version,
+        sites=site_views(run, sessions, now),
+    )

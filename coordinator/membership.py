@@ -1,0 +1,163 @@
+"""A job's members: who enters with which epoch and clock, who leaves, who is refused and why."""
+
+from __future__ import annotations
+
+from coordinator import conductor, evaluation
+from coordinator.actions import Send
+from coordinator.job import Member
+from coordinator.journal import SiteEnded, SiteEntered, SiteFailed, SiteRefused
+from coordinator.run import Batch, Run
+from protocol.errors import MalformedError
+from protocol.layout import Layout, check_layout, differences
+from protocol.messages import EndJob, Failed, Initialise, Prepare, Ready, SiteRole
+
+
+def prepare(run: Run, batch: Batch, site: str, role: SiteRole) -> None:
+    """Ask a site to load the job; what else is open for it is sent once it says Ready."""
+    run.present[site] = "loading"
+    evaluation.forget(run, site)
+    job = run.job
+    message = Prepare(job=job.id, spec=job.spec, evaluator=role == "evaluator")
+    batch.do(Send(site=site, instruction=message))
+
+
+def dismiss(run: Run, batch: Batch, site: str, reason: str, *, final: bool) -> None:
+    """Tell a site that the job is over for it."""
+    if site in run.present:
+        end = EndJob(job=run.job.id, reason=reason, final=final)
+        batch.do(Send(site=site, instruction=end))
+        _forget(run, site)
+
+
+def _forget(run: Run, site: str) -> None:
+    run.present.pop(site, None)
+    run.progress.pop(site, None)
+    evaluation.forget(run, site)
+
+
+# ---------------------------------------------------------------- entering
+
+
+def ready(run: Run, batch: Batch, site: str, role: SiteRole, event: Ready) -> None:
+    """The site has loaded task and data: let it in, or refuse it naming the tensors.
+
+    Raises:
+        MalformedError: the layout is out of bounds, or its digest is of another one.
+    """
+    job = run.job
+    check_layout(event.layout)
+    digest = event.layout.digest()
+    if digest != event.layout_digest:
+        raise MalformedError(f"the layout of {site} does not have the digest that it names.")
+    if min(event.train_examples, event.eval_examples) < 0:
+        raise MalformedError(f"{site} reports a negative number of examples.")
+    if site not in run.present:
+        return  # it was dismissed while it was loading
+    if job.version is not None and digest != job.layout_digest:
+        refuse(run, batch, site, _layout_fault(job.layout, event.layout))
+        return
+    if job.version is None:
+        run.layouts[digest] = event.layout
+    run.present[site] = "ready"
+    member = job.members.get(site)
+    if member is not None and member.active and not _same(member, role, event):
+        leave(run, batch, site, "it came back with other data or in another role")
+        run.present[site] = "ready"
+    if member is None or not member.active:
+        enter(run, batch, site, role, event)
+    _send_open(run, batch, site)
+
+
+def _same(member: Member, role: SiteRole, event: Ready) -> bool:
+    return (
+        member.role,
+        member.train_examples,
+        member.eval_examples,
+        member.layout_digest,
+    ) == (role, event.train_examples, event.eval_examples, event.layout_digest)
+
+
+def enter(run: Run, batch: Batch, site: str, role: SiteRole, event: Ready) -> None:
+    """Begin the site's next epoch at the minimum clock of the active sites (design 4.1)."""
+    job = run.job
+    before = job.members.get(site)
+    active = [member.clock for member in job.active("site")]
+    known = [member.clock for member in job.members.values()]
+    under_way = job.round is not None or job.committing is not None
+    batch.emit(
+        job,
+        SiteEntered(
+            job=job.id,
+            site=site,
+            role=role,
+            epoch=before.epoch + 1 if before else 1,
+            clock=min(active) if active else max(known, default=0),
+            train_examples=event.train_examples,
+            eval_examples=event.eval_examples,
+            layout_digest=event.layout_digest,
+            notes=event.notes,
+            joined_at_version=max(job.number + under_way, 0),
+        ),
+    )
+
+
+def _send_open(run: Run, batch: Batch, site: str) -> None:
+    """What a site with a new session was asked before, and may have missed, is said again."""
+    last = run.job.members[site].last
+    if run.job.version is None and run.job.init_site == site:
+        run.send(batch, site, Initialise(job=run.job.id))
+    if last is not None and last.verdict == "refused_return":
+        conductor.send_settled(run, batch, last)
+    conductor.send_train(run, batch, site)
+
+
+def _layout_fault(ours: Layout | None, theirs: Layout | None) -> str:
+    found = differences(ours, theirs) if ours is not None and theirs is not None else ()
+    text = "; ".join(found) or f"digest {theirs.digest()[:12] if theirs else 'unknown'}"
+    return f"its model is not the job's: {text}"
+
+
+def check_layouts(run: Run, batch: Batch) -> None:
+    """Version 0 has named the job's layout: whoever entered with another one is refused."""
+    job = run.job
+    for member in job.active():
+        if member.layout_digest != job.layout_digest:
+            theirs = run.layouts.get(member.layout_digest)
+            refuse(run, batch, member.site, _layout_fault(job.layout, theirs))
+    run.layouts.clear()
+
+
+# ---------------------------------------------------------------- leaving
+
+
+def leave(run: Run, batch: Batch, site: str, reason: str) -> None:
+    """End the site's epoch, if it has one; its open task is settled with the same reason."""
+    job = run.job
+    member = job.members.get(site)
+    if member is not None and member.active:
+        conductor.leave_out(run, batch, site, reason)
+        batch.emit(job, SiteEnded(job=job.id, site=site, epoch=member.epoch, reason=reason))
+    _forget(run, site)
+
+
+def refuse(run: Run, batch: Batch, site: str, reason: str) -> None:
+    """The site cannot take part; it is asked again when its agent was restarted."""
+    run.declined.add(site)
+    batch.emit(run.job, SiteRefused(job=run.job.id, site=site, reason=reason))
+    dismiss(run, batch, site, reason, final=False)
+    leave(run, batch, site, reason)
+
+
+def failed(run: Run, batch: Batch, site: str, event: Failed) -> None:
+    """The worker of a site failed: in building version 0, in a period, or altogether."""
+    job = run.job
+    if job.version is None and job.init_site == site:
+        batch.emit(
+            job,
+            SiteFailed(job=job.id, site=site, epoch=0, clock=0, attempt=0, reason=event.reason),
+        )
+    else:
+        conductor.period_failed(run, batch, site, event)
+        evaluation.gave_up(run, site)
+    if event.fatal and site in run.present:
+        refuse(run, batch, site, event.reason)
