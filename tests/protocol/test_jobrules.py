@@ -1,0 +1,124 @@
+from typing import Any
+
+import pytest
+
+from protocol.errors import InvalidFileError
+from protocol.jobfile import from_mapping, job_type
+from protocol.jobrules import RULES, warnings
+from protocol.schema import leaves
+
+
+def job(**sections: Any) -> dict[str, Any]:
+    plain = {"name": "n", "task": {"name": "t"}, "period": {"steps": 5}, "stop": {"versions": 3}}
+    return plain | sections
+
+
+@pytest.mark.parametrize(
+    "sections",
+    [
+        {"period": {"steps": 1}},
+        {"period": {"epochs": 2}},
+        {"period": {"epochs": 0}, "stop": {}},
+        {"period": {"steps": 0}, "stop": {}},
+        {"stop": {"seconds": 5}},
+        {"stop": {"metric": "accuracy", "target": 0.9}},
+        {"sites": {"wanted": 2, "names": ["a", "b", "c"], "select": 3}},
+        {"sites": {"wanted": 4}, "pacing": {"quorum": 4}},
+        {"sites": {"wanted": 4, "select": 2}, "pacing": {"quorum": 2}},
+        {"optimizer": {"momentum": 0.9, "nesterov": True}},
+        {"local": {"scaffold": True}},
+        {"local": {"prox": 0.1}, "optimizer": {"name": "adamw"}},
+        {"weights": {"by": "steps"}, "local": {"prox": 0.1}, "optimizer": {"momentum": 0.9}},
+        {"weights": {"by": "equal"}, "optimizer": {"name": "adam"}},
+    ],
+)
+def test_what_works_is_taken(sections: dict[str, Any]):
+    assert warnings(from_mapping(job(**sections))) == ()
+
+
+@pytest.mark.parametrize(
+    ("sections", "key", "says"),
+    [
+        ({"period": {}}, "period", "neither"),
+        ({"period": {"steps": 1, "epochs": 1}}, "period", "both"),
+        ({"period": {"steps": 0, "epochs": 0}}, "period", "both"),
+        ({"stop": {}}, "stop", "at least one"),
+        ({"stop": {"target": 0.5}}, "stop.metric", "the metric that"),
+        ({"stop": {"versions": 1, "metric": "acc"}}, "stop.target", "'acc' must reach"),
+        ({"stop": {"metric": "x" * 129, "target": 1}}, "stop.metric", "at most 128"),
+        (
+            {"stop": {"metric": "a", "target": 1}, "evaluation": {"every": 0}},
+            "evaluation.every",
+            "was evaluated",
+        ),
+        ({"sites": {"names": ["a", "a"]}}, "sites.names", "every name once"),
+        ({"sites": {"wanted": 3, "names": ["a", "b"]}}, "sites.wanted", "at most 2"),
+        ({"sites": {"select": 3, "names": ["a", "b"]}}, "sites.select", "at most 2"),
+        ({"sites": {"names": ["a\nb"]}}, "sites.names[0]", "control character"),
+        ({"sites": {"names": [""]}}, "sites.names[0]", "1 to 255"),
+        ({"name": "a\x00"}, "name", "control character"),
+        ({"task": {"name": "a\x1b"}}, "task.name", "control character"),
+        ({"pacing": {"quorum": 2}}, "pacing.quorum", "sites.wanted = 1"),
+        (
+            {"sites": {"wanted": 9, "select": 3}, "pacing": {"quorum": 4}},
+            "pacing.quorum",
+            "sites.select = 3",
+        ),
+        ({"optimizer": {"nesterov": True}}, "optimizer.nesterov", "momentum > 0"),
+        (
+            {"optimizer": {"nesterov": True, "momentum": 0.9, "name": "adam"}},
+            "optimizer.nesterov",
+            "'sgd'",
+        ),
+        (
+            {"local": {"scaffold": True}, "optimizer": {"name": "adam"}},
+            "local.scaffold",
+            "use local.prox",
+        ),
+        (
+            {"local": {"scaffold": True}, "optimizer": {"momentum": 0.9}},
+            "local.scaffold",
+            "momentum = 0",
+        ),
+        ({"local": {"scaffold": True, "prox": 0.1}}, "local.prox", "as drift"),
+        (
+            {"weights": {"by": "steps"}, "optimizer": {"name": "adamw"}},
+            "weights.by",
+            "'examples' or 'equal'",
+        ),
+    ],
+)
+def test_what_cannot_work_is_refused_with_what_to_use(
+    sections: dict[str, Any], key: str, says: str
+):
+    with pytest.raises(InvalidFileError) as caught:
+        from_mapping(job(**sections))
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    assert says in f"{problem.found} {problem.allowed}"
+
+
+@pytest.mark.parametrize(
+    ("sections", "says"),
+    [
+        ({"optimizer": {"name": "adam", "momentum": 0.9}}, "optimizer.momentum"),
+        ({"optimizer": {"betas": [0.5, 0.5]}}, "optimizer.betas"),
+        ({"server": {"momentum": 0.5}}, "server.momentum"),
+        ({"server": {"betas": [0.5, 0.5], "optimizer": "momentum"}}, "server.betas"),
+        ({"server": {"tau": 0.5}}, "server.tau"),
+        ({"weights": {"by": "equal", "examples_max": 5}}, "weights.examples_max"),
+        (
+            {"stop": {"metric": "a", "target": 1}, "evaluation": {"sites": False}},
+            "needs an evaluator",
+        ),
+        ({"period": {"steps": 0}, "local": {"scaffold": True}}, "nothing is trained"),
+    ],
+)
+def test_what_is_probably_not_meant_is_a_warning(sections: dict[str, Any], says: str):
+    (warning,) = warnings(from_mapping(job(**sections)))
+    assert says in warning
+
+
+def test_every_rule_looks_at_keys_that_exist():
+    known = {key for key, _ in leaves(job_type())}
+    assert {key for rule in RULES for key in rule.keys} <= known
