@@ -96,7 +96,7 @@ def adam(
 def yogi(
     lr: float = 0.1, betas: tuple[float, float] = (0.9, 0.99), tau: float = 1e-3
 ) -> ServerOptimizer:
-    """FedYogi: as Adam with v <- v - (1 - beta2) g^2 sign(v - g^2): v falls no faster than it rises."""
+    """FedYogi: as Adam, but v <- v - (1 - beta2) g^2 sign(v - g^2)."""
     first_decay, second_decay = betas
 
     def step(state: State, params: torch.Tensor, gradient: torch.Tensor) -> None:

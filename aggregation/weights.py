@@ -2,7 +2,8 @@
 
 The mean of a cohort is sum_k w_k d_k / total. Weights are first scaled by one power of two, which
 is exact and keeps a sum of large counts far from overflow, and rounded to float32, as the fold uses
-them; `total` is the sum of the rounded ones, so the mean of equal vectors is that vector.
+them; `total` is the sum of the rounded ones, so the mean of equal vectors is that vector (under
+FedNova, whose total is a formula of its own, up to float32 rounding).
 """
 
 from __future__ import annotations

@@ -1,0 +1,179 @@
+"""One commit: fold a cohort's spools in the order given, judge the sum, then move the model.
+
+Everything that can go wrong goes wrong before the model is touched: the sums are made beside it,
+the server optimizer's step is rehearsed on copies of each tile, and only when every number came out
+finite is it done in place. Peak memory beside the model and its server state is one sum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+import torch
+
+from aggregation import server_optimizers
+from aggregation.fold import Accumulator
+from aggregation.scaffold import server_change_
+from aggregation.screen import energy, energy_of, nonfinite_positions
+from aggregation.server_optimizers import ServerOptimizer, tile_of
+from aggregation.tiles import spans, tile_buffer
+from aggregation.weights import Share, Weights, weigh
+from coordinator.fold_model import Model
+from coordinator.journal import CohortMember
+from protocol.bodies import UpdateMeta, dense_parts
+from protocol.bodyio import BodyReader
+from protocol.errors import MalformedError
+from protocol.jobspec import JobSpec
+from protocol.layout import Part
+
+#: Spools that are read side by side: the more, the less often a tile of the sum leaves the cache.
+ABREAST: Final = 16
+
+
+class Moved(msgspec.Struct, frozen=True, kw_only=True):
+    """What a commit did to the parameters. With a `problem` it did nothing."""
+
+    update_norm: float = 0.0
+    model_norm: float = 0.0
+    problem: str = ""
+
+
+def commit(
+    model: Model,
+    spools: Sequence[Path],
+    cohort: Sequence[CohortMember],
+    spec: JobSpec,
+    *,
+    active_sites: int,
+) -> Moved:
+    """Move `model` in place by the updates of a cohort; version and digest are the caller's.
+
+    `spools` are the files of the cohort's updates, in its order.
+
+    Raises:
+        MalformedError, OSError: a spool that was screened cannot be read any more. Nothing moved.
+    """
+    shares = [_share(p, m, model) for p, m in zip(spools, cohort, strict=True)]
+    weights = weigh(spec.weights.by, shares, examples_max=spec.weights.examples_max)
+    if not weights.usable:
+        return Moved(problem="no usable contribution: nobody in the cohort has examples.")
+    parts = dense_parts(model.layout, "update", control=model.control)
+    sums = Accumulator({part.name: model.layout.elements(part.name) for part in parts})
+    fold_spools(spools, weights, sums)
+    return _move(model, sums, weights, server_optimizers.for_job(spec), active_sites=active_sites)
+
+
+def fold_spools(paths: Sequence[Path], weights: Weights, sums: Accumulator) -> None:
+    """Add the updates in these files to `sums`, in order.
+
+    Per element the order of the additions is that of `paths`; the files are read side by side only
+    so that a tile of the sum is added to while it is in the cache. Checksums are not compared
+    again: every frame was checked when it arrived and when it was screened, and what a damaged disk
+    does after that shows in the digests of recovery.
+
+    Raises:
+        MalformedError, OSError: a file cannot be read; `sums` is then worth nothing.
+    """
+    buffer = tile_buffer()
+    for first in range(0, len(paths), ABREAST):
+        with contextlib.ExitStack() as files:
+            group = range(first, min(first + ABREAST, len(paths)))
+            readers = [
+                BodyReader(files.enter_context(paths[k].open("rb", buffering=0)).readinto)
+                for k in group
+            ]
+            names = [part.name for part in readers[0].meta.parts]
+            streams = [reader.pieces(buffer, checked=False) for reader in readers]
+            # Each stream fills the one buffer when it is asked, so ask one at a time.
+            for index, offset, view in streams[0]:
+                part, size = names[index], len(view)
+                sums.add(part, offset, view, _weight(weights, part, first))
+                for k, stream in zip(group[1:], streams[1:], strict=True):
+                    piece = next(stream, None)
+                    if piece is None or (piece[0], piece[1], len(piece[2])) != (
+                        index,
+                        offset,
+                        size,
+                    ):
+                        raise MalformedError(f"spool {paths[k].name} has other parts.")
+                    sums.add(part, offset, piece[2], _weight(weights, part, k))
+            for k, stream in zip(group[1:], streams[1:], strict=True):
+                if next(stream, None) is not None:
+                    raise MalformedError(f"spool {paths[k].name} has other parts.")
+
+
+def _weight(weights: Weights, part: Part, k: int) -> float:
+    if part == "delta":
+        return weights.delta[k]
+    return 1.0 if part == "control" else weights.values[k]
+
+
+def _share(path: Path, member: CohortMember, model: Model) -> Share:
+    """What the update declares, after a check that it is the one that was screened."""
+    with path.open("rb", buffering=0) as file:
+        meta = BodyReader(file.readinto).meta
+    if not isinstance(meta, UpdateMeta):
+        raise MalformedError(f"spool {member.spool} of site {member.site!r} is not an update.")
+    if (meta.site, meta.epoch, meta.clock) != (member.site, member.epoch, member.clock):
+        raise MalformedError(
+            f"spool {member.spool} holds clock {meta.clock} of site {meta.site!r}, not clock "
+            f"{member.clock} of site {member.site!r}."
+        )
+    if meta.parts != dense_parts(model.layout, "update", control=model.control):
+        raise MalformedError(f"spool {member.spool} of site {member.site!r} has other parts.")
+    return Share(meta.examples, meta.effective_steps)
+
+
+def _move(
+    model: Model,
+    sums: Accumulator,
+    weights: Weights,
+    optimizer: ServerOptimizer,
+    *,
+    active_sites: int,
+) -> Moved:
+    params, gradient = model.parts["params"], sums.sums["delta"]
+    lengths: list[float] = []
+    heights: list[float] = []
+    for span in spans(params.numel()):
+        tile = gradient[span].div_(-weights.delta_total)
+        lengths.append(energy(tile))
+        if math.isnan(lengths[-1]):
+            return _not_finite(model, span, tile, "the mean update is")
+        trial = params[span].clone()
+        state = {name: flat.clone() for name, flat in tile_of(model.state, span).items()}
+        optimizer.step(state, trial, tile.clone())
+        heights.append(energy(trial))
+        for moved in (trial, *state.values()):
+            if math.isnan(energy(moved)):
+                return _not_finite(model, span, moved, "the server optimizer's step would be")
+    buffers = sums.buffers_mean(weights.values_total)
+    if math.isnan(energy_of(buffers)):
+        return Moved(problem="the mean of the buffers is not finite: no version was made.")
+    if model.control:
+        for span in spans(params.numel()):
+            trial = model.parts["control"][span].clone()
+            server_change_(trial, sums.sums["control"][span], sites=active_sites)
+            if math.isnan(energy(trial)):
+                return _not_finite(model, span, trial, "the control variate would be")
+    for span in spans(params.numel()):
+        optimizer.step(tile_of(model.state, span), params[span], gradient[span])
+    model.parts["buffers"].copy_(buffers)
+    model.parts["ints"].copy_(sums.ints_mean(weights.values_total))
+    if model.control:
+        server_change_(model.parts["control"], sums.sums["control"], sites=active_sites)
+    return Moved(
+        update_norm=math.sqrt(math.fsum(lengths)), model_norm=math.sqrt(math.fsum(heights))
+    )
+
+
+def _not_finite(model: Model, span: slice, tile: torch.Tensor, what: str) -> Moved:
+    position = span.start + nonfinite_positions(tile)[0]
+    slots = [slot for slot in model.layout.slots("params") if slot.start <= position]
+    name = next(slot.spec.name for slot in reversed(slots) if slot.spec.elements)
+    return Moved(problem=f"{what} not finite in tensor {name!r}: no version was made.")
