@@ -1,0 +1,392 @@
+"""One job at one site: its task, its state from period to period, its updates.
+
+State is a value with one address at a time: `state/` on disk. What is in memory is only a copy that
+is known to equal it (`_at` names it), and is thrown away when a period ends in any other way than
+with a settled update. So a restarted worker, a refused update and a stopped period are one case.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from client import ipc, sitestate
+from client.bodyfiles import digest_of, read_delta, read_snapshot, write_body_file
+from client.evaluation import BATCH_FACTOR, evaluate
+from client.loading import count_examples, load_data, single_example_note
+from client.pipeline import Outgoing, make_update
+from client.seeds import seed_everything
+from client.statecodec import decode_value, encode_value, fetch, store
+from client.statefile import StateReader, Stored, read_value, write_state
+from client.stream import Stream
+from client.task import SiteContext, Task
+from client.tensors import (
+    byte_view,
+    describe,
+    fingerprint,
+    gather,
+    new_part,
+    scatter,
+    tensors_of,
+)
+from client.training import BetweenSteps, Corrections, Learner, Period
+from protocol.bodies import SnapshotMeta, UpdateMeta, dense_parts
+from protocol.errors import ConflictError, RefusedError, UsageError
+from protocol.layout import SNAPSHOT_PARTS, Part
+from protocol.metrics import Metric, metric
+from protocol.names import derive_seed
+
+_FRESH = ""  # no update was settled yet
+_UNKNOWN = "?"  # memory holds something that no file holds
+
+
+class LocalJob:
+    """A loaded job. Everything that may fail for a reason in the task raises."""
+
+    def __init__(self, load: ipc.Load, task: Task) -> None:
+        self.load = load
+        self.spec = load.spec
+        self.task = task
+        self.folder = Path(load.folder)
+        self.device = _device(load.options.get("device", ""))
+        self.control = self.spec.local.scaffold
+        sitestate.prepare_folder(self.folder)
+        self._build_model()
+        self._load_data()
+        layout = self.layout
+        self._staging: dict[Part, Tensor] = {
+            part: new_part(layout, part)
+            for part in SNAPSHOT_PARTS
+            if part != "control" or self.control
+        }
+        self._own_control = new_part(layout, "control", self.device) if self.control else None
+        self._loaded = ""  # digest of the version that the model holds, untouched
+        self._at = _UNKNOWN
+        self._restore()
+
+    # ------------------------------------------------------------ loading
+
+    def _build_model(self) -> None:
+        seed_everything(derive_seed(self.spec.seed, "model"))
+        self.model = self.task.model().to(self.device)
+        described = describe(
+            self.model, personal=self.spec.local.personal, buffers=self.spec.buffers.mix
+        )
+        self.layout, self.notes = described.layout, described.notes
+        self.tensors = tensors_of(self.model)
+        self._local = [s.name for s in self.layout.tensors if s.role == "local" and not s.tie]
+        self._first_local = {name: self.tensors[name].detach().clone() for name in self._local}
+        self._frozen_versions = self._versions_of_frozen()
+
+    def _load_data(self) -> None:
+        seed = derive_seed(self.spec.seed, "site", self.load.site)
+        seed_everything(seed)
+        site = SiteContext(
+            name=self.load.site,
+            role=self.load.role,
+            job=self.load.job,
+            seed=seed,
+            data=Path(self.load.data) if self.load.data else None,
+            options=self.load.options,
+        )
+        data = load_data(self.task, site)
+        train = None if self.load.role == "evaluator" else data.train
+        self.test = data.test
+        self.train_examples = count_examples(self.task, train)
+        self.eval_examples = count_examples(self.task, self.test)
+        batch_size = self.spec.optimizer.batch_size
+        merged = single_example_note(self.model, train, self.train_examples, batch_size)
+        self.notes += (merged,) if merged else ()
+        self.stream = Stream(
+            train if train is not None else (),
+            batch_size=batch_size,
+            seed=seed,
+            merge_single=bool(merged),
+        )
+        self.learner = Learner(self.task, self.model, self.spec, self.stream, self.device)
+        if self.control and not isinstance(self.learner.optimizer, torch.optim.SGD):
+            raise RefusedError(
+                "SCAFFOLD estimates gradients from the way that SGD went; this task uses "
+                f"{type(self.learner.optimizer).__name__}.",
+                "Use sgd, or switch local.scaffold off.",
+            )
+
+    def loaded(self) -> ipc.Loaded:
+        """The answer to Load."""
+        return ipc.Loaded(
+            layout=self.layout,
+            train_examples=self.train_examples,
+            eval_examples=self.eval_examples,
+            control=self.control,
+            notes=self.notes,
+        )
+
+    # ------------------------------------------------------------ versions
+
+    def make_init(self, path: Path) -> int:
+        """Write version 0, the model as it was built from the job's seed; its bytes.
+
+        A model that has moved on is built again, so that every call gives the same version.
+        """
+        if self._loaded or self._at != _FRESH:
+            seed_everything(derive_seed(self.spec.seed, "model"))
+            source = tensors_of(self.task.model())
+        else:
+            source = self.tensors
+        for part, flat in self._staging.items():
+            if part == "control":
+                flat.zero_()
+            else:
+                gather(source, self.layout, part, flat)
+        views = [byte_view(flat) for flat in self._staging.values()]
+        meta = SnapshotMeta(
+            job=self.load.job,
+            version=0,
+            digest=digest_of(views),
+            layout=self.layout,
+            parts=dense_parts(self.layout, "snapshot", control=self.control),
+        )
+        return write_body_file(path, meta, views)
+
+    def load_base(self, message: ipc.TrainPeriod | ipc.EvaluateBase) -> None:
+        """Put a version into the model, after checking digest and layout."""
+        self._restore()
+        if self._loaded == message.base_digest:
+            return
+        self._loaded = ""
+        read_snapshot(
+            Path(message.base_path),
+            layout=self.layout,
+            digest=message.base_digest,
+            control=self.control,
+            into={part: byte_view(flat) for part, flat in self._staging.items()},
+        )
+        for part in ("params", "buffers", "ints"):
+            scatter(self.tensors, self.layout, part, self._staging[part])
+        self._loaded = message.base_digest
+
+    def evaluate_base(self) -> tuple[float, dict[str, Metric]]:
+        """Metrics of the version in the model, on this site's test data."""
+        return evaluate(
+            self.task,
+            self.model,
+            self.test if self.eval_examples else None,
+            device=self.device,
+            batch_size=BATCH_FACTOR * self.spec.optimizer.batch_size,
+        )
+
+    # ------------------------------------------------------------ one period
+
+    def train(self, message: ipc.TrainPeriod, between_steps: BetweenSteps) -> Path:
+        """Train from the base that `load_base` put in place; the update's folder."""
+        begin = time.monotonic()
+        if not self.train_examples:
+            raise RefusedError("this site has no training data.")
+        if not (message.steps or message.epochs):
+            raise UsageError("a period needs steps or epochs.")
+        sitestate.forget_queued(self.folder)
+        seed = derive_seed(self.spec.seed, "period", self.load.site, str(message.clock))
+        seed_everything(seed)
+        self._loaded, self._at = "", _UNKNOWN  # until it has ended well, memory equals no file
+        if self.spec.optimizer.state == "reset":
+            self.learner.forget_moments()
+        start = {part: flat.to(self.device) for part, flat in self._staging.items()}
+        gather(self.tensors, self.layout, "params", start["params"])  # as the dtypes could hold it
+        corrections = Corrections(
+            self.model,
+            self.layout,
+            start,
+            prox=self.spec.local.prox,
+            own_control=self._own_control,
+        )
+        period = self.learner.train(
+            corrections,
+            steps=message.steps,
+            epochs=message.epochs,
+            between_steps=between_steps,
+        )
+        self._check_frozen()
+        update = make_update(
+            self.model,
+            self.layout,
+            start,
+            distance=period.distance,
+            residual=self._residual(sitestate.current_state(self.folder)),
+        )
+        if self._own_control is not None:
+            self._own_control.add_(update.parts["control"])
+        return self._write(message, period, update, begin)
+
+    def _write(
+        self, message: ipc.TrainPeriod, period: Period, update: Outgoing, begin: float
+    ) -> Path:
+        name = sitestate.update_name(message.epoch, message.clock, message.attempt)
+        seconds = time.monotonic() - begin
+        meta = UpdateMeta(
+            job=self.load.job,
+            site=self.load.site,
+            epoch=message.epoch,
+            clock=message.clock,
+            attempt=message.attempt,
+            base_version=message.base_version,
+            base_digest=message.base_digest,
+            layout_digest=self.layout.digest(),
+            examples=float(self.train_examples),
+            steps=period.steps,
+            effective_steps=period.effective_steps,
+            parts=dense_parts(self.layout, "update", control=self.control),
+            metrics={
+                "train_loss": metric(period.loss, period.examples),
+                "lr": metric(period.last_lr, period.examples),
+            },
+            norm=update.norm,
+            train_seconds=seconds,
+        )
+        views = [byte_view(flat.cpu()) for flat in update.parts.values()]
+        with sitestate.new_update(self.folder, name) as folder:
+            size = write_body_file(folder / sitestate.BODY, meta, views)
+            self._save(folder / sitestate.STATE, name)
+            record = sitestate.UpdateRecord(
+                job=meta.job,
+                site=meta.site,
+                epoch=meta.epoch,
+                clock=meta.clock,
+                attempt=meta.attempt,
+                base_version=meta.base_version,
+                bytes=size,
+                examples=meta.examples,
+                steps=meta.steps,
+                norm=meta.norm,
+                seconds=seconds,
+                parts={part.name: part.bytes for part in meta.parts},
+            )
+            sitestate.write_record(folder, record)
+        self._at = name
+        return self.folder / name
+
+    def settle(self, message: ipc.Settle) -> None:
+        """Make the state what the verdict says."""
+        name = sitestate.update_name(message.epoch, message.clock, message.attempt)
+        sitestate.settle(self.folder, name, message.verdict, self._give_back)
+
+    # ------------------------------------------------------------ state
+
+    def _save(self, path: Path, name: str) -> None:
+        keep = self.spec.optimizer.state == "keep"
+        schedule = self.learner.schedule
+        tensors: dict[str, Tensor] = {f"local/{n}": self.tensors[n] for n in self._local}
+        state = self.learner.optimizer.state_dict()
+        if not keep:
+            state["state"] = {}
+        value = {
+            "update": name,
+            "stream": self.stream.position,
+            "velocity": self.learner.velocity if keep else 0.0,
+            "optimizer": encode_value(state, "optimizer", tensors),
+            "schedule": None
+            if schedule is None
+            else encode_value(schedule.state_dict(), "schedule", tensors),
+        }
+        if self._own_control is not None:
+            tensors["control"] = self._own_control
+        write_state(path, value, [store(n, tensor) for n, tensor in tensors.items()])
+
+    def _restore(self) -> None:
+        """Make memory equal to the current state, unless it is already."""
+        path = sitestate.current_state(self.folder)
+        value = read_value(path)
+        if self._at == value.get("update", _FRESH):
+            return
+        self._loaded = ""
+        self.learner.renew_optimizer()
+        self.stream.forget()
+        if not value:
+            self._restore_first()
+            return
+        with path.open("rb") as file:
+            reader = StateReader(file)
+            self._restore_from(reader)
+        self._at = str(value["update"])
+
+    @torch.no_grad()
+    def _restore_first(self) -> None:
+        for name, tensor in self._first_local.items():
+            self.tensors[name].copy_(tensor)
+        if self._own_control is not None:
+            self._own_control.zero_()
+        self.stream.seek((0, 0))
+        self._at = _FRESH
+
+    @torch.no_grad()
+    def _restore_from(self, reader: StateReader) -> None:
+        value = reader.value
+        for name in self._local:
+            self.tensors[name].copy_(fetch(reader, f"local/{name}"))
+        if self._own_control is not None:
+            self._own_control.copy_(fetch(reader, "control"))
+        number, taken = value["stream"]
+        self.stream.seek((int(number), int(taken)))
+        tensors = {
+            name: fetch(reader, name)
+            for name in reader.entries
+            if name.startswith(("optimizer", "schedule"))
+        }
+        learner = self.learner
+        learner.optimizer.load_state_dict(decode_value(value["optimizer"], tensors))
+        if learner.schedule is not None and value["schedule"] is not None:
+            learner.schedule.load_state_dict(decode_value(value["schedule"], tensors))
+        learner.velocity = float(value["velocity"])
+
+    def _residual(self, path: Path) -> Tensor | None:
+        if not path.exists():
+            return None
+        with path.open("rb") as file:
+            reader = StateReader(file)
+            if "residual" not in reader.entries:
+                return None
+            return fetch(reader, "residual").to(self.device)
+
+    def _give_back(self, state: Path, body: Path, target: Path, name: str) -> None:
+        """Write `state` with the delta of `body` added to its residual to `target`."""
+        returned = torch.zeros(self.layout.elements("delta"))
+        read_delta(body, byte_view(returned))
+        with state.open("rb") as file:
+            reader = StateReader(file)
+            if "residual" in reader.entries:
+                returned.add_(fetch(reader, "residual"))
+            kept = [store(n, fetch(reader, n)) for n in reader.entries if n != "residual"]
+            value = reader.value | {"returned": name}
+        items: list[Stored] = [*kept, store("residual", returned)]
+        write_state(target, value, items)
+
+    # ------------------------------------------------------------ frozen tensors
+
+    def _versions_of_frozen(self) -> list[int]:
+        return [
+            self.tensors[spec.name]._version  # noqa: SLF001  the only way to see a write
+            for spec in self.layout.tensors
+            if spec.role == "frozen" and not spec.tie
+        ]
+
+    def _check_frozen(self) -> None:
+        """Refuse a task that trained what it declared frozen; free when nothing was written."""
+        versions = self._versions_of_frozen()
+        if versions == self._frozen_versions:
+            return
+        found = fingerprint(self.tensors, self.layout.tensors)
+        if found != self.layout.frozen_fingerprint:
+            raise ConflictError(
+                "the task changed tensors that do not require a gradient: the base model of this "
+                "site is not that of the job any more.",
+                "Leave frozen tensors alone, or let them train.",
+            )
+        self._frozen_versions = versions
+
+
+def _device(name: str) -> torch.device:
+    if name:
+        return torch.device(name)
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
