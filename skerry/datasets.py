@@ -53,11 +53,10 @@ def fashion_mnist(path: Path | str | None = None) -> Images:
         NotFoundError: no folder has them; the message names all that were looked at.
         InvalidFileError: a file is not what its name says.
     """
-    places = [Path(path)] if path else [DEBIAN_FASHION_MNIST, _cache() / "fashion-mnist"]
+    places = _places(path)
     for folder in places:
-        found = {key: _with_suffix(folder / name) for key, name in _FILES.items()}
-        if all(found.values()):
-            arrays = {key: _read_idx(file) for key, file in found.items() if file}
+        if found := _files_in(folder):
+            arrays = {key: _read_idx(file) for key, file in found.items()}
             return Images(
                 name="Fashion-MNIST",
                 train_x=_scaled(arrays["train_x"]),
@@ -70,6 +69,11 @@ def fashion_mnist(path: Path | str | None = None) -> Images:
         "On Debian: apt-get install dataset-fashion-mnist. Elsewhere: put the four "
         f"*-ubyte.gz files into {_cache() / 'fashion-mnist'}.",
     )
+
+
+def has_fashion_mnist(path: Path | str | None = None) -> bool:
+    """Whether `fashion_mnist` would find its files."""
+    return any(_files_in(folder) for folder in _places(path))
 
 
 def digits(test_fraction: float = 0.2, seed: int = 0) -> Images:
@@ -106,8 +110,8 @@ def dirichlet_split(
 
     By default each class is dealt out by its own proportions ~ Dirichlet(alpha), so sizes differ
     too, and a draw that leaves a part below `min_size` is drawn again. With `equal_sizes` each part
-    has its own class mix ~ Dirichlet(alpha) and sizes differ by at most one; a class that has run
-    out is left out of the mix, so later parts deviate more from theirs.
+    has its own class mix ~ Dirichlet(alpha p), p the mix of the whole, and sizes differ by at most
+    one; a class that has run out is left out of the mix, so later parts deviate more from theirs.
 
     Raises:
         UsageError: impossible numbers, or no draw gives every part `min_size` examples.
@@ -176,9 +180,10 @@ def _equal_parts(
 ) -> list[Indices]:
     left = np.array([len(indices) for indices in classes])
     sizes = [int(left.sum()) // parts + (part < int(left.sum()) % parts) for part in range(parts)]
+    prior = len(classes) * left / max(left.sum(), 1)  # as they are in the whole: mean alpha
     split = []
     for size in sizes:
-        mix = random.dirichlet(np.full(len(classes), alpha))
+        mix = random.dirichlet(alpha * prior)
         taken = np.zeros_like(left)
         while (missing := size - int(taken.sum())) > 0:
             room = left - taken
@@ -202,9 +207,19 @@ def _cache() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "skerry"
 
 
-def _with_suffix(path: Path) -> Path | None:
-    zipped = path.with_name(path.name + ".gz")
-    return next((file for file in (zipped, path) if file.is_file()), None)
+def _places(path: Path | str | None) -> list[Path]:
+    return [Path(path)] if path else [DEBIAN_FASHION_MNIST, _cache() / "fashion-mnist"]
+
+
+def _files_in(folder: Path) -> dict[str, Path]:
+    """The four files, gzipped or plain; empty unless all are there."""
+    found = {}
+    for key, name in _FILES.items():
+        for file in (folder / f"{name}.gz", folder / name):
+            if file.is_file():
+                found[key] = file
+                break
+    return found if len(found) == len(_FILES) else {}
 
 
 def _scaled(pixels: NDArray[np.uint8]) -> Floats:

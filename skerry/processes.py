@@ -23,6 +23,7 @@ from protocol.errors import JobFailedError
 
 READY_SECONDS: Final = 30.0
 STOP_SECONDS: Final = 8.0
+CHECK_SECONDS: Final = 1.0
 _LOG_TAIL_BYTES: Final = 2_000
 _LINE_BYTES_MAX: Final = 1 << 16
 
@@ -71,15 +72,20 @@ class Processes:
         self.stop()
 
     def start(
-        self, name: str, arguments: Sequence[str], *, env: Mapping[str, str] | None = None
+        self,
+        name: str,
+        arguments: Sequence[str],
+        *,
+        module: str = "skerry",
+        env: Mapping[str, str] | None = None,
     ) -> Child:
-        """Start `python -m skerry ARGUMENTS`; its stdout is a pipe, its stderr goes to its log."""
+        """Start `python -m MODULE ARGUMENTS`; its stdout is a pipe, its stderr goes to its log."""
         log = self._logs / f"{name}.log"
         # Settings of the caller's shell must not leak into processes that have their own files.
         inherited = {key: text for key, text in os.environ.items() if not key.startswith("SKERRY_")}
         with log.open("ab") as stderr:
             process = subprocess.Popen(
-                [sys.executable, "-X", "utf8", "-m", "skerry", *arguments],
+                [sys.executable, "-X", "utf8", "-m", module, *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=stderr,
@@ -101,6 +107,12 @@ class Processes:
             code = child.process.poll()
             if code is not None:
                 raise self.failure(child, f"ended with exit code {code}")
+
+    def wait_for_an_end(self) -> None:
+        """Block until a process ends by itself, and raise as `check` does."""
+        while True:
+            self.check()
+            select.select([], [], [], CHECK_SECONDS)
 
     def failure(self, child: Child, what: str) -> JobFailedError:
         """The error for a process that did not do what it should."""

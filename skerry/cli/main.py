@@ -96,13 +96,13 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the command line and leave the process with its exit code."""
     given = sys.argv[1:] if arguments is None else arguments
     speak_utf8("skerry", given)
-    sys.exit(run(given))
+    sys.exit(run(cli, given, "skerry"))
 
 
-def run(arguments: list[str]) -> int:
-    """Run one command; every error that is meant for people becomes sentences and a code."""
+def run(command: click.Command, arguments: list[str], name: str) -> int:
+    """Run a command; every error that is meant for people becomes sentences and a code."""
     try:
-        result: Any = cli.main(arguments, prog_name="skerry", standalone_mode=False)
+        result: Any = command.main(arguments, prog_name=name, standalone_mode=False)
         sys.stdout.flush()
     except SkerryError as error:
         fail(error, as_json="--json" in arguments)

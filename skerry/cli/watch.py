@@ -19,7 +19,7 @@ def watch_job(api: Api, job: str, *, as_json: bool) -> int:
     """Follow a job to its end; 0 when it finished or was stopped, 1 when it failed."""
     total = api.job(job).spec.stop.versions
     view: JobView | None = None
-    with Live(total, quiet=as_json) as live:
+    with Live(total) as live:
         for change in follow(api, job):
             for version in change.versions:
                 if as_json:
@@ -58,9 +58,10 @@ def version_line(version: VersionView, job: JobView) -> str:
 class Live:
     """A bar on a terminal's stderr; nothing but `line`s elsewhere."""
 
-    def __init__(self, total: int | None, *, quiet: bool = False) -> None:
+    def __init__(self, total: int | None, *, on_stderr: bool = False) -> None:
         console = Console(stderr=True)
-        self._shown = console.is_terminal and not quiet
+        self._shown = console.is_terminal
+        self._on_stderr = on_stderr
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -90,8 +91,8 @@ class Live:
             self._bar.update(self._task, completed=view.version, doing=doing[:60])
 
     def line(self, text: str) -> None:
-        """Print a line above the bar: on stdout, or through the bar when both are the terminal."""
-        if self._shown and sys.stdout.isatty():
+        """Print a line on stdout (or stderr), above the bar where both are the terminal."""
+        if self._shown and (self._on_stderr or sys.stdout.isatty()):
             self._bar.console.print(text, markup=False, highlight=False)
         else:
-            click.echo(text)
+            click.echo(text, err=self._on_stderr)
