@@ -18,7 +18,7 @@ from coordinator import transfer
 from coordinator.connection import Connection, Owner
 from coordinator.http import Call, Services
 from privacy.keys import check_join_proof
-from protocol.errors import BusyError, RefusedError, UnauthenticatedError
+from protocol.errors import BusyError, NotFoundError, RefusedError, UnauthenticatedError
 from protocol.messages import (
     Bye,
     Events,
@@ -44,6 +44,8 @@ _STOPPING: Final = "the coordinator is stopping."
 
 async def ca(call: Call) -> web.Response:
     """The CA's certificate; whoever holds a join token compares it with the fingerprint there."""
+    if not call.services.ca_pem:
+        raise NotFoundError("this coordinator has no CA of its own to show.")
     return web.Response(body=call.services.ca_pem, content_type="application/x-pem-file")
 
 
