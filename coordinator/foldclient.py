@@ -37,6 +37,7 @@ _LINE_BYTES_MAX: Final = 64 << 20  # an answer that carries a layout
 _QUIT_SECONDS: Final = 1.0
 
 A = TypeVar("A", bound=Answer)
+RecoverHow = Callable[[FoldRequest], Awaitable[tuple[Recover, int]]]
 
 
 class FoldError(SkerryError):
@@ -55,8 +56,8 @@ class FoldError(SkerryError):
 class FoldClient:
     """A fold process that is there when needed.
 
-    `recover(request)` answers with what brings a process to the state that this request needs, and
-    about how many bytes that moves.
+    `recover`, set by the owner, answers a request with what brings a new process to the state that
+    this request needs, and about how many bytes that moves.
     """
 
     def __init__(
@@ -64,12 +65,11 @@ class FoldClient:
         *,
         command: tuple[str, ...] = COMMAND,
         environment: dict[str, str] | None = None,
-        recover: Callable[[FoldRequest], Awaitable[tuple[Recover, int]]] | None = None,
         seconds_base: float = SECONDS_BASE,
     ) -> None:
         self._command = command
         self._environment = environment
-        self._recover = recover
+        self.recover: RecoverHow | None = None
         self._seconds_base = seconds_base
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
@@ -106,9 +106,9 @@ class FoldClient:
         try:
             return await self._ask_once(request, kind, size)
         except FoldError as error:
-            if not error.unknown_state or self._recover is None:
+            if not error.unknown_state or self.recover is None:
                 raise
-        recover, bytes_moved = await self._recover(request)
+        recover, bytes_moved = await self.recover(request)
         log.info("job %s: recovering from checkpoint %d", recover.job, recover.checkpoint)
         await self._ask_once(recover, Folded, bytes_moved)
         return await self._ask_once(request, kind, size)

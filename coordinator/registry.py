@@ -247,8 +247,8 @@ class Registry:
         if not await self._store.write(work):
             raise NotFoundError(f"there is no join token {token_id[:40]!r}.")
 
-    async def redeem(self, join: Join) -> str:
-        """Use up a token and register the site; -> the site's secret, shown once.
+    async def redeem(self, join: Join) -> tuple[str, str]:
+        """Use up a token and register the site; -> (its name, its secret: shown once).
 
         Raises:
             UnauthenticatedError: no such token, or a wrong secret.
@@ -310,7 +310,7 @@ class Registry:
         for old in [h for h, of in self._site_by_hash.items() if of == name]:
             del self._site_by_hash[old]
         self._remember(site, hash_secret(secret))
-        return secret
+        return name, secret
 
     # ------------------------------------------------------------ people
 
