@@ -205,8 +205,9 @@ class Api:
         self.call(object, "DELETE", f"/api/v1/jobs/{_segment(job)}")
 
     def versions(self, job: str, after: int = -1) -> tuple[VersionView, ...]:
-        """Versions above `after`."""
-        path = f"/api/v1/jobs/{_segment(job)}/versions?after={after}"
+        """Versions above `after`; -1: all of them."""
+        query = "" if after < 0 else f"?after={after}"
+        path = f"/api/v1/jobs/{_segment(job)}/versions{query}"
         return self.call(VersionList, "GET", path).versions
 
     def export(self, job: str, target: Path, version: int | None = None) -> Missing:

@@ -49,7 +49,7 @@ def join(token: str, name: str, folder: Path, url: str, evaluator: bool, insecur
             insecure=insecure,
         )
     )
-    note(f"{identity.site} has joined; its identity is in {folder}")
+    note(f"{identity.name} has joined; its identity is in {folder}")
     note(f"allow a task in its settings, then: skerry agent --folder {folder}")
 
 
