@@ -90,7 +90,7 @@ async def poll(call: Call) -> Instructions:
             if wait in done:
                 return wait.result()
             if connection.lost in done:
-                raise ConnectionResetError("the agent closed its poll")
+                return Instructions(cursor=cursor)
             if services.stopping in done:
                 return _bye(cursor)
             call.engine.heard(site)

@@ -75,10 +75,17 @@ async def _guard(request: web.Request, handler: _Answer) -> web.StreamResponse:
         return http.refusal(error)
     except web.HTTPException as error:
         return http.from_http(error, request)
-    except (ConnectionError, asyncio.CancelledError):
-        raise
     except Exception as error:
+        if isinstance(error, ConnectionError) and _is_gone(connection):
+            return web.Response()  # which nobody will read
         return http.unexpected(error, request)
+
+
+def _is_gone(connection: asyncio.BaseProtocol) -> bool:
+    if not isinstance(connection, Connection):
+        return False
+    transport = connection.transport
+    return connection.lost.done() or transport is None or transport.is_closing()
 
 
 def _handler(route: Route, services: Services) -> _Answer:

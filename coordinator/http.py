@@ -35,6 +35,7 @@ T = TypeVar("T")
 _DECODE_HERE_BYTES: Final = 256 << 10
 _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NOT_BRACKETS: Final = bytes(code for code in range(256) if code not in b"[]{}")
+_ONE_KIND: Final = bytes.maketrans(b"{}", b"[]")
 _NO_BODY: Final = frozenset({"GET", "HEAD", "DELETE"})
 
 
@@ -204,11 +205,11 @@ def decode(kind: type[T], raw: bytes) -> T:
 def _check_depth(raw: bytes) -> None:
     # Taking away innermost pairs, JSON_DEPTH_MAX times, at C speed: what is left is deeper, or is
     # no JSON at all.
-    brackets = _TEXT.sub(b"", raw).translate(None, _NOT_BRACKETS)
+    brackets = _TEXT.sub(b"", raw).translate(_ONE_KIND, _NOT_BRACKETS)
     for _ in range(limits.JSON_DEPTH_MAX):
         if not brackets:
             return
-        brackets = brackets.replace(b"[]", b"").replace(b"{}", b"")
+        brackets = brackets.replace(b"[]", b"")
     if brackets:
         raise MalformedError(
             f"this JSON is broken, or nested deeper than {limits.JSON_DEPTH_MAX} levels.",
