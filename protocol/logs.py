@@ -24,6 +24,9 @@ _CONTROL: Final = {code: f"\\x{code:02x}" for code in (*range(32), 127)} | {
     0x2029: "\\u2029",
 }
 
+# JSON allows these bare within text; readers of lines take them for line breaks.
+_JSON_BREAKS: Final = {code: f"\\u{code:04x}" for code in (0x7F, 0x85, 0x2028, 0x2029)}
+
 
 class JsonLines(logging.Formatter):
     """`{"time": ..., "level": ..., "message": ..., "job": ..., "error": ...}` per record."""
@@ -39,7 +42,7 @@ class JsonLines(logging.Formatter):
         line |= {key: value for key, value in context(record).items() if key not in line}
         if record.exc_info:
             line["error"] = _utf8(self.formatException(record.exc_info))
-        return msgspec.json.encode(line).decode()
+        return msgspec.json.encode(line).decode().translate(_JSON_BREAKS)
 
 
 class TextLines(logging.Formatter):
