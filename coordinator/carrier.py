@@ -35,7 +35,6 @@ from coordinator.spool import JobFolders, Quota
 from coordinator.stimuli import CheckpointDone, CommitDone, CommitFacts, InitComplete, InitFacts
 from coordinator.store import Store
 from protocol.errors import NotFoundError
-from protocol.names import file_id
 
 log = logging.getLogger("coordinator.engine")
 
@@ -45,8 +44,9 @@ A = TypeVar("A", bound=Answer)
 class Carrier:
     """The fold process and the job folders, at the core's command.
 
-    `room()` waits until the disk has room again: a fold that found none is simply asked again,
-    since nothing was damaged.
+    `room(error)` waits until the disk has room again: a fold that found none is simply asked again,
+    since nothing was damaged. `kept(job)` are the spools that the core counts on, `busy(path)` says
+    whether one is on its way in.
     """
 
     def __init__(
@@ -58,6 +58,8 @@ class Carrier:
         fold: FoldClient,
         stimulate: Stimulate,
         room: Callable[[FoldError], Awaitable[None]],
+        kept: Callable[[str], frozenset[str]],
+        busy: Callable[[Path], bool],
     ) -> None:
         self._folders = folders
         self._quota = quota
@@ -65,6 +67,8 @@ class Carrier:
         self._fold = fold
         self._stimulate = stimulate
         self._room = room
+        self._kept = kept
+        self._busy = busy
 
     async def commit(self, action: a.Commit) -> None:
         """Fold a cohort and report."""
@@ -119,6 +123,7 @@ class Carrier:
         await self._stimulate(
             CheckpointDone(job=action.job, version=action.version, problem=problem)
         )
+        await self.prune(action.job)
 
     async def save(self, job: str, version: int) -> None:
         """Write a checkpoint; FoldError."""
@@ -154,20 +159,11 @@ class Carrier:
         await self.prune(action.job)
 
     async def prune(self, job: str) -> None:
-        """Remove spools that a checkpoint covers, and parts of uploads that nobody goes on with."""
-        kept = await queries.spools_kept(self._store, job)
-        newest = {file_id(site): identity for site, identity in kept.settled.items()}
+        """Remove spools that the core needs no more and that nobody is sending."""
+        kept = self._kept(job)
         for path in (self._folders.job(job) / "spools").glob("*.body"):
-            if path.name in kept.needed:
-                continue
-            owner, *numbers = path.stem.split("-")
-            if not kept.ended and len(numbers) == 3 and all(n.isdigit() for n in numbers):
-                identity = (int(numbers[0]), int(numbers[1]))
-                if identity > newest.get(owner, (-1, -1)):
-                    continue  # on its way in, or going on soon
-            elif not kept.ended:
-                continue  # version 0 on its way in
-            await in_thread(self._quota.remove, path)
+            if path.name not in kept and not self._busy(path):
+                await in_thread(self._quota.remove, path)
 
     async def export(self, job: str, version: int, target: Path) -> tuple[str, ...]:
         """Write a safetensors file; -> names that it lacks.

@@ -31,7 +31,7 @@ from coordinator.disk import DiskWatch, FolderLock, in_thread, remove_stale
 from coordinator.feed import Feed
 from coordinator.foldclient import FoldClient, FoldError, memory_mb
 from coordinator.intake import InitFile, Intake
-from coordinator.journal import CheckpointMade, Commanded
+from coordinator.journal import Commanded
 from coordinator.ledger import Ledger
 from coordinator.mailbox import Mailbox
 from coordinator.registry import ApiAccount, ApiRole, Registry, SiteAccount
@@ -48,7 +48,7 @@ from protocol.errors import (
     RefusedError,
     SkerryError,
 )
-from protocol.jobstates import TERMINAL, JobStimulus
+from protocol.jobstates import JobStimulus
 from protocol.messages import Events, Hello, Join, Joined, Receipt, Welcome
 from protocol.version import PROTOCOL, SOFTWARE
 from protocol.views import (
@@ -167,6 +167,8 @@ class Engine:
             fold=self._fold,
             stimulate=self.stimulate,
             room=self._wait_for_room,
+            kept=self._spools_kept,
+            busy=self._intake.uploads.busy,
         )
         self._fold.recover = self._carrier.recover
         self._downloads = asyncio.Semaphore(settings.downloads_max)
@@ -251,17 +253,23 @@ class Engine:
         self._lock.release()
 
     async def _checkpoint_all(self) -> None:
-        for job in self._core.jobs():
-            view = self._view(job)
-            if view.state in TERMINAL or view.version < 1:
-                continue
-            written = 0
-            for entry in await self._store.entries_of_kinds(job, ("checkpoint_made",)):
-                if isinstance(entry.event, CheckpointMade):
-                    written = entry.event.version
-            if view.version > written:
-                await self._carrier.save(job, view.version)
-                await self.stimulate(CheckpointDone(job=job, version=view.version))
+        for name in self._core.jobs():
+            job = self._core.job(name)
+            version = job.number
+            if not job.terminal and version > max(job.checkpoint, 0):
+                await self._carrier.save(name, version)
+                await self.stimulate(CheckpointDone(job=name, version=version))
+
+    def _spools_kept(self, name: str) -> frozenset[str]:
+        """What the core counts on, and what its sites may be sending or go on to send."""
+        if name not in self._core.jobs():
+            return frozenset()
+        job = self._core.job(name)
+        tasks = job.round.tasks.items() if job.round is not None else ()
+        coming = {UploadKey(name, site, t.epoch, t.clock, t.attempt).spool for site, t in tasks}
+        if job.init_site and job.number < 0:
+            coming.add(self._folders.init_part(name, job.init_site).name)
+        return self._core.spools(name) | coming
 
     # ------------------------------------------------------------ the core
 

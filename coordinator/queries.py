@@ -220,38 +220,6 @@ async def settlement(
     return await store.read(work)
 
 
-class SpoolsKept(NamedTuple):
-    """What decides whether a stored upload may go."""
-
-    needed: frozenset[str]  # not covered by a checkpoint yet, or kept for replay
-    settled: dict[str, tuple[int, int]]  # site -> newest settled (epoch, clock)
-    ended: bool
-
-
-async def spools_kept(store: Store, job: str) -> SpoolsKept:
-    """Which spools of a job are still needed."""
-    table, jobs = tables.updates, tables.jobs
-
-    async def work(connection: AsyncConnection) -> SpoolsKept:
-        of = (await connection.execute(sa.select(jobs).where(jobs.c.job == job))).first()
-        if of is None:
-            return SpoolsKept(frozenset(), {}, ended=True)
-        live = [table.c.job == job, table.c.spool != "", table.c.verdict.in_(("queued", "counted"))]
-        if not msgspec.json.decode(of.spec, type=JobSpec).keep.updates:
-            live.append(sa.or_(table.c.version.is_(None), table.c.version > of.checkpoint))
-        needed = frozenset(await connection.scalars(sa.select(table.c.spool).where(*live)))
-        settled: dict[str, tuple[int, int]] = {}
-        for row in await connection.execute(
-            sa.select(table.c.site, table.c.epoch, sa.func.max(table.c.clock).label("clock"))
-            .where(table.c.job == job)
-            .group_by(table.c.site, table.c.epoch)
-        ):
-            settled[row.site] = max(settled.get(row.site, (-1, -1)), (row.epoch, row.clock))
-        return SpoolsKept(needed, settled, ended=of.ended_at is not None)
-
-    return await store.read(work)
-
-
 async def load_ledger(store: Store) -> list[LedgerRow]:
     """The totals as stored."""
 
@@ -272,4 +240,3 @@ async def save_ledger(store: Store, rows: list[LedgerRow]) -> None:
             )
 
     await store.write(work)
-

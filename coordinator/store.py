@@ -76,10 +76,14 @@ class Store:
             if row := found.first():
                 self.last_seq, self.last_now = row.seq, row.now
 
+    async def settle(self) -> None:
+        """Wait for work whose callers have left."""
+        while self._tasks:
+            await asyncio.wait(list(self._tasks))
+
     async def close(self) -> None:
         """Wait for what is under way, then give all connections back."""
-        if self._tasks:
-            await asyncio.wait(list(self._tasks))
+        await self.settle()
         await self._engine.dispose()
 
     @property
@@ -264,6 +268,7 @@ def _upgrade(connection: sa.Connection) -> None:
     from alembic.config import Config  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415
 
+    logging.getLogger("alembic").setLevel(logging.WARNING)  # says what only its authors ask
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
     config.attributes["connection"] = connection

@@ -175,6 +175,10 @@ class Uploads:
         """The task that settles the upload at `path` right now."""
         return self._settling.get(path)
 
+    def busy(self, path: Path) -> bool:
+        """Whether the upload at `path` is open or being settled."""
+        return path in self._open or path in self._settling
+
     async def begin(
         self, path: Path, check: CheckMeta, settle: Settle, *, offset: int, length: int
     ) -> Upload:
