@@ -34,6 +34,8 @@ from protocol.views import (
     TokenCreated,
     TokenList,
     TokenRequest,
+    UpdateList,
+    UpdateView,
     Validation,
     VersionList,
     VersionView,
@@ -209,6 +211,11 @@ class Api:
         query = "" if after < 0 else f"?after={after}"
         path = f"/api/v1/jobs/{_segment(job)}/versions{query}"
         return self.call(VersionList, "GET", path).versions
+
+    def updates(self, job: str, after: int = 0) -> tuple[UpdateView, ...]:
+        """Settled updates, in the order of their first verdict, from the `after`-th on."""
+        path = f"/api/v1/jobs/{_segment(job)}/updates?after={after}"
+        return self.call(UpdateList, "GET", path).updates
 
     def export(self, job: str, target: Path, version: int | None = None) -> Missing:
         """Download a version as safetensors; returns the tensors that it cannot hold."""

@@ -162,7 +162,11 @@ def wait_for_line(processes: Processes, child: Child, seconds: float = READY_SEC
 
 
 def start_coordinator(
-    processes: Processes, folder: Path, flags: Mapping[str, str] | None = None
+    processes: Processes,
+    folder: Path,
+    flags: Mapping[str, str] | None = None,
+    *,
+    env: Mapping[str, str] | None = None,
 ) -> Addresses:
     """A coordinator on free loopback ports, with its data in `folder`; returns when it is ready."""
     settings = {
@@ -173,7 +177,7 @@ def start_coordinator(
         **(flags or {}),
     }
     arguments = [part for key, value in settings.items() for part in (f"--{key}", value)]
-    child = processes.start("coordinator", ["coordinator", "--json", *arguments])
+    child = processes.start("coordinator", ["coordinator", "--json", *arguments], env=env)
     return msgspec.json.decode(wait_for_line(processes, child), type=Addresses)
 
 
