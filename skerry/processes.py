@@ -71,6 +71,11 @@ class Processes:
     ) -> None:
         self.stop()
 
+    @property
+    def children(self) -> tuple[Child, ...]:
+        """What was started and not stopped yet, oldest first."""
+        return tuple(self._children)
+
     def start(
         self,
         name: str,
