@@ -1,7 +1,7 @@
 """What sites ask for, as `protocol.messages` lists it. A site acts for itself only.
 
 The name of the site never comes from a request: it is the holder of the credential, so there is no
-path to another site's updates. Models are given only to sites that the job is meant for.
+path to another site's updates. Models are given only to sites that take part in the job.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 # An open poll proves life only as far as the kernel's probes do, so it renews the lease often.
 _LIFE_EVERY_SECONDS: Final = 3.0
 _SLOT_SECONDS: Final = 30.0
-_JOBS_CACHED_MAX: Final = 10_000
+_MEMBERS_MAX: Final = 100_000
 _STOPPING: Final = "the coordinator is stopping."
 
 
@@ -162,7 +162,7 @@ async def init(call: Call) -> Receipt:
 
 async def version(call: Call) -> web.StreamResponse:
     """Give a version's snapshot body, from an offset on; waits for a download slot."""
-    job, site = await _enter(call), call.caller.name
+    job, site = await _enter(call, active=True), call.caller.name
     path = call.engine.version_file(job, call.whole("version"))
     async with contextlib.AsyncExitStack() as stack:
         try:
@@ -188,16 +188,20 @@ async def leave(call: Call) -> None:
     await call.engine.leave(call.caller.name, request.reason or "the agent stopped.")
 
 
-async def _enter(call: Call) -> str:
+async def _enter(call: Call, *, active: bool = False) -> str:
     # The job of the path, once it is known to exist and to be meant for this site: only then do
     # bytes go to its account, so that no site can fill the ledger with jobs that are none.
-    job, site, known = call.path("job"), call.caller.name, call.services.job_sites
-    if job not in known:
-        spec = (await call.engine.job(job)).spec
-        if len(known) >= _JOBS_CACHED_MAX:
-            known.clear()
-        known[job] = frozenset(spec.sites.names)
-    if known[job] and site not in known[job] and not call.caller.evaluator:
-        raise RefusedError(f"job {job} is not meant for site {site}.")
+    job, site, seen = call.path("job"), call.caller.name, call.services.members
+    if (job, site) not in seen:
+        detail = await call.engine.job(job)
+        names = detail.spec.sites.names
+        if names and site not in names and not call.caller.evaluator:
+            raise RefusedError(f"job {job} is not meant for site {site!r}.")
+        if any(view.site == site and view.active for view in detail.job.sites):
+            if len(seen) >= _MEMBERS_MAX:
+                seen.clear()
+            seen.add((job, site))
+        elif active:
+            raise RefusedError(f"site {site!r} takes no part in job {job}.")
     call.connection.charge(Owner(site, job))
     return job

@@ -100,7 +100,7 @@ class Services:
         self.streams = Gauge(settings.streams_max, "event streams", "streams_max")
         self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.polls: dict[str, Connection] = {}  # site -> the connection of its latest poll
-        self.job_sites: dict[str, frozenset[str]] = {}  # job -> the only sites it is meant for
+        self.members: set[tuple[str, str]] = set()  # (job, site) seen to belong together
         self.openapi = b""  # made from the table of routes when the application is
         self.lag = Lag()
 

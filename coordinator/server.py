@@ -27,6 +27,7 @@ from coordinator.settings import CoordinatorSettings, is_loopback, split_listen
 
 log = logging.getLogger(__name__)
 
+FAILED: Final = 1
 INTERRUPTED: Final = 130
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _TICK_SECONDS: Final = 1.0
@@ -55,7 +56,7 @@ async def serve(
     mount: Mount | None = None,
     stop: asyncio.Event | None = None,
 ) -> int:
-    """Run a coordinator until SIGTERM (0), Ctrl-C (130) or `stop` (0).
+    """Run a coordinator until SIGTERM (0), Ctrl-C (130), `stop` (0), or it cannot go on (1).
 
     `ready` is called once with the agents' and the people's base URL, when both answer. `mount`
     adds pages to the people's application.
@@ -87,7 +88,7 @@ async def serve(
                     _write_addresses(folder, addresses)
                     ready(addresses.agents, addresses.people)
                     log.info("sites: %s, people: %s", addresses.agents, addresses.people)
-                    await ending.wait()
+                    await ending.wait(engine.failed)
                     log.info("stopping: %s.", ending.reason)
             finally:
                 (folder / _FILE).unlink(missing_ok=True)
@@ -103,8 +104,17 @@ class _Ending:
         self.code = 0
         self.reason = "asked to"
 
-    async def wait(self) -> None:
-        await self._event.wait()
+    async def wait(self, failed: asyncio.Event) -> None:
+        waits = [asyncio.ensure_future(event.wait()) for event in (self._event, failed)]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        if failed.is_set() and not self._event.is_set():
+            self.code = FAILED
+            self.reason = "this process cannot go on and must be started again"
+            self._event.set()
 
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:

@@ -39,6 +39,7 @@ from protocol.views import (
     JobDetail,
     JobList,
     JobRequest,
+    JobSiteView,
     JobView,
     JournalLine,
     JournalPage,
@@ -108,6 +109,7 @@ class FakeEngine:
         self.pages: asyncio.Queue[JournalPage | None] = asyncio.Queue()
         self.spec = SPEC
         self.names: dict[str, str] = {SITE_SECRET: "edge-1"}
+        self.members = {"edge-1"}
         self.health_now = Health(status="ok")
         self.slots = asyncio.Semaphore(4)
         self.missing: tuple[str, ...] = ()
@@ -246,6 +248,20 @@ class FakeEngine:
             bytes_down=20,
             model_bytes=40,
             dense_bytes=80,
+            sites=tuple(
+                JobSiteView(
+                    site=site,
+                    role="site",
+                    active=True,
+                    epoch=1,
+                    clock=0,
+                    train_examples=1,
+                    eval_examples=1,
+                    doing="",
+                    joined_at_version=0,
+                )
+                for site in self.members
+            ),
         )
 
     async def submit(self, request: JobRequest, by: str) -> str:

@@ -427,9 +427,7 @@ async def test_downloads_wait_their_turn_and_say_so_when_it_does_not_come(
         assert answer.status == 200
 
 
-async def test_a_model_is_given_only_to_sites_that_the_job_is_meant_for(
-    served: Served, tmp_path: Path
-):
+async def test_a_job_meant_for_other_sites_gives_and_takes_nothing(served: Served, tmp_path: Path):
     (tmp_path / "3.body").write_bytes(b"x")
     sites = msgspec.structs.replace(served.engine.spec.sites, names=("edge-2",))
     served.engine.spec = msgspec.structs.replace(served.engine.spec, sites=sites)
@@ -439,6 +437,18 @@ async def test_a_model_is_given_only_to_sites_that_the_job_is_meant_for(
         ) as answer:
             assert answer.status == 403
     assert not served.engine.uploads
+
+
+async def test_a_model_is_given_only_to_sites_that_take_part(served: Served, tmp_path: Path):
+    (tmp_path / "3.body").write_bytes(b"x")
+    served.engine.members.clear()
+    address = served.agents + f"/agent/v1/jobs/{JOB}/versions/3"
+    async with served.client.get(address, headers=served.site()) as answer:
+        assert answer.status == 403
+        assert "takes no part" in decode(ErrorBody, await answer.read()).message
+    served.engine.members.add("edge-1")
+    async with served.client.get(address, headers=served.site()) as answer:
+        assert answer.status == 200
 
 
 async def test_bytes_are_charged_to_site_and_job_as_the_socket_counts_them(served: Served):
