@@ -46,7 +46,7 @@ from client.sessionapi import (
     Upload,
     UploadInit,
 )
-from client.sitefiles import SentLog, SiteFolder, SiteIdentity
+from client.sitefiles import SentLog, SiteFolder, SiteIdentity, text_of
 from client.supervisor import Supervisor
 from client.transfers import Transfers
 from client.transport import Transport, check_url
@@ -158,8 +158,8 @@ class Agent:
                 self._transfers.upload(update, offset)
             case CallOff(identity=identity):
                 self._transfers.call_off(identity)
-            case UploadInit(job=job, path=path, bytes=size):
-                self._transfers.upload_init(job, Path(path), size)
+            case UploadInit(job=job, body=body, bytes=size):
+                self._transfers.upload_init(job, body, size)
             case RememberJob():
                 self._folder.remember(action)
             case KeepBases(job=job, versions=versions):
@@ -198,6 +198,7 @@ async def run_agent(settings: AgentSettings) -> int:
         SkerryError: it cannot even start (not joined, folder in use, bad settings).
     """
     folder = SiteFolder(settings.folder)
+    text_of(folder.path)
     identity = folder.identity()
     with folder.locked():
         folder.remove_stale()

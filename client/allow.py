@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 
 from client.agentsettings import TaskSettings
+from client.sitefiles import path_of, text_of
 from client.taskref import hash_task, parse_ref
 from protocol.errors import SkerryError
 from protocol.jobspec import TaskRef
@@ -55,8 +56,8 @@ class AllowList:
                 "settings."
             )
         try:
-            found = hash_task(owned.reference, self.base)
-            reference = self._absolute(owned.reference)
+            found = hash_task(str(path_of(owned.reference)), self.base)
+            reference = text_of(self._absolute(owned.reference))
         except SkerryError as error:
             return Refused(reason=f"the task {spec.name!r} cannot be read here: {error}")
         if owned.sha256 and owned.sha256 != found:
@@ -69,7 +70,7 @@ class AllowList:
                 reason=f"the task {spec.name!r} of the job has the hash {spec.sha256}, the one at "
                 f"this site has {found}: install the same version at both."
             )
-        data = str(self.base / Path(owned.data).expanduser()) if owned.data else ""
+        data = text_of(self.base / Path(owned.data).expanduser()) if owned.data else ""
         return Allowed(reference=reference, sha256=found, data=data, options=owned.options)
 
     def _absolute(self, reference: str) -> str:

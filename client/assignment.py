@@ -34,8 +34,8 @@ from client.sessionapi import (
     Tell,
     UploadInit,
 )
-from client.sitefiles import base_body, init_body
-from client.sitestate import BODY
+from client.sitefiles import base_body, init_body, text_of
+from client.sitestate import BODY, update_name
 from protocol import messages
 from protocol.limits import PROGRESS_EVERY_SECONDS, REASON_CHARS_MAX
 from protocol.messages import VersionRef
@@ -204,7 +204,7 @@ class Assignment:
         if self.late:
             return self.late[0]
         if self.init == "wanted":
-            return ipc.MakeInit(path=str(init_body(self._folder)))
+            return ipc.MakeInit(path=text_of(init_body(self._folder)))
         train, evaluate = self.train, self.evaluate
         if train and train.base.version in self._bases:
             if self._deliveries.pending(self.job):
@@ -234,7 +234,7 @@ class Assignment:
         )
 
     def _path(self, base: VersionRef) -> str:
-        return str(base_body(self._folder, base.version))
+        return text_of(base_body(self._folder, base.version))
 
     def _identity(self, said: ipc.TrainPeriod | ipc.Trained | ipc.Settle) -> Identity:
         return Identity(job=self.job, epoch=said.epoch, clock=said.clock, attempt=said.attempt)
@@ -295,12 +295,12 @@ class Assignment:
                 return self._trained(message)
             case ipc.EvaluatedHere():
                 return self._evaluated(message)
-            case ipc.InitMade(path=path, bytes=size):
+            case ipc.InitMade(bytes=size):
                 self._request, self._deaths = None, 0
                 if self.init != "wanted":
                     return []
                 self.init = "sending"
-                return [UploadInit(job=self.job, path=path, bytes=size)]
+                return [UploadInit(job=self.job, body=init_body(self._folder), bytes=size)]
             case ipc.SettledHere():
                 self._settled()
             case ipc.Stopped():
@@ -335,7 +335,8 @@ class Assignment:
 
     def _trained(self, said: ipc.Trained) -> list[AnyAction]:
         identity = self._identity(said)
-        update = StoredUpdate(identity=identity, body=Path(said.path) / BODY, bytes=said.bytes)
+        folder = self._folder / update_name(said.epoch, said.clock, said.attempt)
+        update = StoredUpdate(identity=identity, body=folder / BODY, bytes=said.bytes)
         self._deaths = 0
         if isinstance(self._request, ipc.TrainPeriod):
             self._request = None

@@ -209,7 +209,7 @@ class UploadInit(Action, frozen=True, kw_only=True):
     """Send version 0 -> InitTaken | InitRefused. Never gives up on the connection."""
 
     job: str
-    path: str
+    body: Path
     bytes: int
 
 

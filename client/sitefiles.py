@@ -28,7 +28,7 @@ import msgspec
 
 from client.sessionapi import Identity, RememberJob, StoredUpdate
 from client.sitestate import BODY, read_record
-from protocol.errors import ConflictError, LimitError, NotFoundError, RefusedError
+from protocol.errors import ConflictError, LimitError, NotFoundError, RefusedError, UsageError
 from protocol.messages import SiteRole
 from protocol.names import file_id
 
@@ -62,6 +62,23 @@ def base_body(folder: Path, version: int) -> Path:
 def init_body(folder: Path) -> Path:
     """Version 0, made here."""
     return folder / "init.body"
+
+
+def text_of(path: Path | str) -> str:
+    """A path as the worker reads it: UTF-8, even where this process's locale knows only ASCII.
+
+    Raises:
+        UsageError: its bytes are no UTF-8.
+    """
+    try:
+        return str(path).encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeDecodeError:
+        raise UsageError(f"the path {str(path)!r} is not UTF-8: rename it.") from None
+
+
+def path_of(text: str) -> Path:
+    """A path written in settings, as this process opens it; undoes text_of."""
+    return Path(os.fsdecode(text.encode("utf-8", "surrogateescape")))
 
 
 def write_atomic(path: Path, data: bytes, mode: int = 0o644) -> None:

@@ -27,7 +27,7 @@ from client.sessionapi import (
     WorkerDied,
     WorkerSaid,
 )
-from client.sitefiles import SiteFolder, SiteIdentity, job_folder
+from client.sitefiles import SiteFolder, SiteIdentity, job_folder, text_of
 from protocol import limits
 
 log = logging.getLogger("skerry.worker")
@@ -283,7 +283,7 @@ class Supervisor:
         return ipc.Load(
             job=start.job,
             spec=start.spec,
-            folder=str(folder),
+            folder=text_of(folder),
             task=task.reference,
             site=self._identity.name,
             role="evaluator" if start.evaluator else self._identity.role,
