@@ -12,7 +12,10 @@ import torch
 
 def seed_everything(seed: int) -> None:
     """Seed torch on every device, numpy and Python."""
-    torch.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the same for the CPU, without noting a call stack for devices that are not there
+        torch.default_generator.manual_seed(seed)
     np.random.seed(seed % 2**32)  # noqa: NPY002  user code may use numpy's global generator
     random.seed(seed)
 

@@ -14,8 +14,6 @@ import time
 import traceback
 from pathlib import Path
 
-import torch
-
 from client import ipc, sitestate
 from client.loading import code_folder, load_task, user_reason
 from client.localjob import LocalJob
@@ -81,8 +79,6 @@ class Worker:
         if self._job is not None:
             raise RefusedError("this worker has loaded a job already.")
         self._load = message
-        if "threads" in message.options:
-            torch.set_num_threads(max(1, int(message.options["threads"])))
         task = load_task(message.task, dict(message.spec.task.options))
         self._job = LocalJob(message, task)
         return self._job.loaded()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ class WorkerProcess:
         self.process = subprocess.Popen(
             [sys.executable, "-m", module],
             cwd=ROOT,
+            env=os.environ | {"OMP_NUM_THREADS": "1"},  # as an agent with `threads = 1` does
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
