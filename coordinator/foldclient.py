@@ -199,6 +199,11 @@ class FoldClient:
                 continue
             log.info("%s", line.decode("utf-8", "replace").rstrip())
 
+    @property
+    def pid(self) -> int | None:
+        """Process id while it runs."""
+        return None if self._process is None else self._process.pid
+
     def _measure(self) -> None:
         memory = memory_mb(self._process.pid) if self._process is not None else None
         if memory is not None:
