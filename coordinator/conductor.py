@@ -297,23 +297,20 @@ def _give_back(
         ),
     )
     for settled in returned:
-        send_settled(run, batch, settled)
+        if settled.site in run.present:  # others are reminded when they come back
+            batch.do(Send(site=settled.site, instruction=settled_word(settled)))
     if returned:
         batch.do(Discard(job=job.id, spools=tuple(settled.spool for settled in returned)))
 
 
-def send_settled(run: Run, batch: Batch, settled: UpdateSettled) -> None:
-    """The later word about a queued update that was voided (again after a reconnection)."""
-    run.send(
-        batch,
-        settled.site,
-        Settled(
-            job=run.job.id,
-            epoch=settled.epoch,
-            clock=settled.clock,
-            verdict=settled.verdict,
-            reason=settled.reason,
-        ),
+def settled_word(event: UpdateSettled) -> Settled:
+    """The later word about a queued update that was voided."""
+    return Settled(
+        job=event.job,
+        epoch=event.epoch,
+        clock=event.clock,
+        verdict=event.verdict,
+        reason=event.reason,
     )
 
 

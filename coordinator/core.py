@@ -181,6 +181,7 @@ class Core:
             if site in run.job.members:
                 reason = f"the job is {run.job.state}: {run.job.reason}"
                 end = EndJob(job=run.job.id, reason=reason, final=True)
+                membership.remind(run, batch, site)
                 batch.do(Send(site=site, instruction=end))
         if another:
             for run in self._runs.values():

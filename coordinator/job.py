@@ -26,7 +26,9 @@ TaskState = Literal["training", "queued", "out"]
 @dataclass(slots=True)
 class Member:
     """A site's membership. `clock` is the next period to be settled in `epoch`; `last` is the
-    newest settlement, of this epoch or the one before.
+    newest settlement, of this epoch or the one before. `delivered` is its newest update that was
+    queued, with the later word when it was voided: the site may have heard neither, until a later
+    update of it is queued.
     """
 
     site: str
@@ -40,6 +42,7 @@ class Member:
     joined_at_version: int
     note: str = ""
     last: j.UpdateSettled | None = None
+    delivered: j.UpdateSettled | None = None
     counted: int = 0
     refused: int = 0
     evaluated_version: int = -1
@@ -232,6 +235,7 @@ def _entered(job: Job, event: j.SiteEntered) -> None:
         layout_digest=event.layout_digest,
         joined_at_version=event.joined_at_version,
         last=before.last if before else None,
+        delivered=before.delivered if before else None,
         counted=before.counted if before else 0,
         refused=before.refused if before else 0,
         evaluated_version=before.evaluated_version if before else -1,
@@ -265,6 +269,8 @@ def _settled(job: Job, event: j.UpdateSettled) -> None:
     if event.verdict == "refused_return":  # a later word about one that was queued
         if member.last is not None and _same(member.last, event):
             member.last = event
+        if member.delivered is not None and _same(member.delivered, event):
+            member.delivered = event
         member.refused += 1
         job.spools.pop(event.spool, None)
         return
@@ -278,6 +284,7 @@ def _settled(job: Job, event: j.UpdateSettled) -> None:
         task.reason, task.spool = event.reason, event.spool
         task.attempt = event.attempt
     if queued:
+        member.delivered = event
         job.deliveries += 1
         job.spools[event.spool] = Spool(event.wire_bytes)
     else:

@@ -17,8 +17,17 @@ def prepare(run: Run, batch: Batch, site: str, role: SiteRole) -> None:
     run.present[site] = "loading"
     evaluation.forget(run, site)
     job = run.job
+    remind(run, batch, site)
     message = Prepare(job=job.id, spec=job.spec, evaluator=role == "evaluator")
     batch.do(Send(site=site, instruction=message))
+
+
+def remind(run: Run, batch: Batch, site: str) -> None:
+    """Say again that a queued update was voided, if the site may not have heard it."""
+    member = run.job.members.get(site)
+    word = member.delivered if member is not None else None
+    if word is not None and word.verdict == "refused_return":
+        batch.do(Send(site=site, instruction=conductor.settled_word(word)))
 
 
 def dismiss(run: Run, batch: Batch, site: str, reason: str, *, final: bool) -> None:
@@ -103,11 +112,8 @@ def enter(run: Run, batch: Batch, site: str, role: SiteRole, event: Ready) -> No
 
 def _send_open(run: Run, batch: Batch, site: str) -> None:
     """What a site with a new session was asked before, and may have missed, is said again."""
-    last = run.job.members[site].last
     if run.job.version is None and run.job.init_site == site:
         run.send(batch, site, Initialise(job=run.job.id))
-    if last is not None and last.verdict == "refused_return":
-        conductor.send_settled(run, batch, last)
     conductor.send_train(run, batch, site)
 
 

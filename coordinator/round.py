@@ -19,7 +19,7 @@ import math
 import msgspec
 
 from coordinator.job import Job, Member
-from coordinator.journal import CohortMember, RoundOpened, RoundTask
+from coordinator.journal import CohortMember, RoundOpened, RoundTask, UpdateSettled
 from coordinator.selection import select
 from coordinator.stimuli import UpdateFacts
 from protocol.messages import VerdictKind
@@ -58,9 +58,9 @@ def judge(job: Job, site: str, facts: UpdateFacts) -> Judgement:
     member = job.members.get(site)
     if member is None:
         return _turn_away(f"{site} is not a member of this job")
-    identity = (facts.epoch, facts.clock)
-    if member.last is not None and (member.last.epoch, member.last.clock) == identity:
-        return _again(member, facts)
+    for known in (member.last, member.delivered):
+        if known is not None and (known.epoch, known.clock) == (facts.epoch, facts.clock):
+            return _again(known)
     if not member.active or facts.epoch != member.epoch:
         return _turn_away(_fenced(job, member, facts))
     if facts.clock < member.clock:
@@ -80,12 +80,11 @@ def _turn_away(reason: str) -> Judgement:
     return Judgement(verdict="refused_drop", reason=reason)
 
 
-def _again(member: Member, facts: UpdateFacts) -> Judgement:
-    last = member.last
-    assert last is not None
-    if last.verdict == "queued":
-        return Judgement(verdict="duplicate", reason=f"clock {facts.clock} is here already")
-    return Judgement(verdict=last.verdict, reason=last.reason)
+def _again(known: UpdateSettled) -> Judgement:
+    """The same answer again: the first one may have been lost."""
+    if known.verdict == "queued":
+        return Judgement(verdict="duplicate", reason=f"clock {known.clock} is here already")
+    return Judgement(verdict=known.verdict, reason=known.reason)
 
 
 def _fenced(job: Job, member: Member, facts: UpdateFacts) -> str:

@@ -1,1 +1,10 @@
-"""Virtual time: real sessions and the real round machine without sockets or sleeps."""
+"""Virtual time: the real core against simulated sites, without sockets or sleeps.
+
+- `clock`    time that jumps to the next thing to happen
+- `bodies`   real update and snapshot bodies of small vectors; where they are kept
+- `fakefold` the fold process in plain Python, for everything but numerics
+- `site`     an agent and its worker as one small machine; what it trains is a function
+- `faults`   what may go wrong: delays, repetitions, crashes
+- `fleet`    coordinator, fold and sites in one process: carries out the core's actions
+- `checkers` what must hold after every event
+"""

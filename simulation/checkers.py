@@ -1,0 +1,110 @@
+"""What must hold after every journal entry and every batch; else an AssertionError names it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from coordinator import journal as j
+from coordinator.core import Core, CoreConfig
+from coordinator.job import Job, evolve, submitted
+from simulation.site import Identity, SimSite
+
+
+@dataclass(slots=True)
+class Checkers:
+    """Follows the journal by itself and compares.
+
+    - every task of a round is settled exactly once, and a queued update is counted or returned
+    - versions follow one another without a gap, and never go back
+    - the state of the live core equals the state told by the stored journal
+    - whatever waits has a deadline and says what for
+    """
+
+    config: CoreConfig
+    shadow: dict[str, Job] = field(default_factory=dict)
+    open: set[tuple[str, Identity]] = field(default_factory=set)
+    queued: set[tuple[str, Identity]] = field(default_factory=set)
+    settled: dict[tuple[str, Identity], str] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=dict)
+    _cohorts: dict[str, tuple[j.CohortMember, ...]] = field(default_factory=dict)
+
+    def entry(self, entry: j.Entry) -> None:
+        """Follow one stored entry, as it would be read back."""
+        event = j.decode_event(j.encode_event(entry.event))
+        assert event == entry.event, f"{event} is not what was stored"
+        if isinstance(event, j.JobSubmitted):
+            self.shadow[event.job] = submitted(event, entry.now)
+        else:
+            evolve(self.shadow[event.job], event, entry.now)
+        self._follow(event)
+
+    def _follow(self, event: j.Event) -> None:
+        job = event.job
+        match event:
+            case j.RoundOpened():
+                for task in event.tasks:
+                    key = (task.site, Identity(job, task.epoch, task.clock))
+                    assert key not in self.settled, f"{key} was settled and is asked for again"
+                    self.open.add(key)
+            case j.UpdateSettled():
+                self._settle(event)
+            case j.RoundClosed():
+                self._cohorts[job] = event.cohort
+                left = [key for key in self.open if key[1].job == job]
+                assert not left, f"round {event.round} closed with open tasks {left}"
+            case j.VersionMade():
+                before = self.versions.get(job, -1)
+                assert event.version == before + 1, f"version {event.version} after {before}"
+                self.versions[job] = event.version
+                for part in self._cohorts.pop(job, ()):
+                    key = (part.site, Identity(job, part.epoch, part.clock))
+                    self.queued.remove(key)
+                    self.settled[key] = "counted"
+            case _:
+                pass
+
+    def _settle(self, event: j.UpdateSettled) -> None:
+        key = (event.site, Identity(event.job, event.epoch, event.clock))
+        if event.verdict == "refused_return":
+            self.queued.remove(key)
+            self.settled[key] = event.verdict
+            return
+        assert key in self.open, f"{key} is settled without being open"
+        self.open.remove(key)
+        self.settled[key] = event.verdict
+        if event.verdict == "queued":
+            self.queued.add(key)
+
+    def after(self, core: Core, now: float) -> None:
+        """Compare after a batch."""
+        for job, told in self.shadow.items():
+            live = core.job(job)
+            assert live == told, f"{job}: live state differs from the journal's"
+            view = core.view(job, now)
+            if not live.terminal:
+                assert view.waiting, f"{job} waits and does not say what for"
+        resting = all(job.terminal or job.state == "paused" for job in self.shadow.values())
+        folding = any(job.committing for job in self.shadow.values())
+        due = core.wake_at()
+        assert resting or folding or due is not None, "somebody waits without a deadline"
+        assert due is None or due > now, f"due at {due}, not done at {now}: it would wake for ever"
+
+    def restored(self, core: Core) -> None:
+        """Compare a core that was just rebuilt."""
+        for job, told in self.shadow.items():
+            assert core.job(job) == told, f"{job}: restored state differs"
+
+    def at_end(self, sites: dict[str, SimSite]) -> None:
+        """Every clock is settled, and every site knows the same about its updates."""
+        assert not self.open, f"never settled: {self.open}"
+        assert not self.queued, f"queued for ever: {self.queued}"
+        for name, site in sites.items():
+            for identity in site.produced - set(site.finished):
+                heard, told = site.outcome.get(identity), self.settled.get((name, identity))
+                agreed = {
+                    "counted": ("queued", "counted", "duplicate"),
+                    "refused_return": ("refused_return",),
+                    "refused_drop": ("refused_drop",),
+                }
+                assert told is not None, f"{name} {identity} is unknown to the journal"
+                assert heard in agreed[told], f"{name} {identity}: site {heard}, journal {told}"
