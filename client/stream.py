@@ -6,6 +6,7 @@ batch again, because the order of every pass derives from the seed and the numbe
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -43,7 +44,7 @@ def batch_bounds(examples: int, batch_size: int, *, merge_single: bool) -> list[
     edges = list(range(0, examples, batch_size))
     if merge_single and len(edges) > 1 and examples - edges[-1] == 1:
         edges.pop()
-    return list(zip(edges, [*edges[1:], examples], strict=True))
+    return list(itertools.pairwise([*edges, examples]))
 
 
 class Stream:
