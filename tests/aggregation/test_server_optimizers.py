@@ -99,7 +99,7 @@ def test_a_zero_gradient_of_a_fresh_state_moves_nothing(kind: str):
 
 @pytest.mark.parametrize(("name", "lr"), [("average", 1.0), ("nesterov", 0.7), ("yogi", 0.1)])
 def test_a_job_without_a_rate_gets_the_default_of_its_optimizer(name: str, lr: float):
-    job = JobSpec(name="j", task=TaskRef(name="t"), server=Server(optimizer=name))  # type: ignore[arg-type]
+    job = JobSpec(name="j", task=TaskRef(name="t"), server=Server(optimizer=name))
     twin = {"average": average, "nesterov": nesterov, "yogi": yogi}[name](lr)
     x, steps = torch.linspace(-1, 1, 8), gradients(8, 3)
     assert torch.equal(run(server_optimizers.for_job(job), x, steps), run(twin, x, steps))
@@ -107,5 +107,5 @@ def test_a_job_without_a_rate_gets_the_default_of_its_optimizer(name: str, lr: f
 
 def test_every_optimizer_of_the_job_file_exists():
     for name, known in ALL.items():
-        job = JobSpec(name="j", task=TaskRef(name="t"), server=Server(optimizer=name))  # type: ignore[arg-type]
+        job = JobSpec(name="j", task=TaskRef(name="t"), server=Server(optimizer=name))
         assert server_optimizers.for_job(job).slots == known.slots

@@ -104,7 +104,7 @@ class Bench:
     def screen(self, member: CohortMember) -> UpdateFacts:
         answer = self.service.handle(Screen(**self.where, spool=member.spool))
         assert not answer.fault
-        return answer.facts  # type: ignore[union-attr]
+        return answer.facts
 
     def fold_answer(self, version: int, *cohort: CohortMember, active_sites: int = 0) -> Any:
         return self.service.handle(
