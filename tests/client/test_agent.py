@@ -9,7 +9,7 @@ import re
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -80,6 +80,28 @@ class Running:
 async def coordinator() -> AsyncIterator[FakeCoordinator]:
     async with FakeCoordinator() as fake:
         yield fake
+
+
+class Gate:
+    """Where stubs wait, until the test lets one of them go on."""
+
+    def __init__(self, path: Path) -> None:
+        os.mkfifo(path)
+        self.path = str(path)
+        self._end = os.open(path, os.O_RDWR)
+
+    def release(self) -> None:
+        os.write(self._end, b"x")
+
+    def close(self) -> None:
+        os.close(self._end)
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    made = Gate(tmp_path / "gate")
+    yield made
+    made.close()
 
 
 def sent_lines(folder: SiteFolder) -> list[dict[str, object]]:
@@ -189,19 +211,17 @@ async def test_a_verdict_that_was_lost_is_asked_for_and_nothing_is_sent_again(
     assert [posted for posted, _ in coordinator.posts].count(key) == 1
 
 
-async def test_a_restarted_coordinator_finds_the_site_and_its_update(tmp_path: Path):
+async def test_a_restarted_coordinator_finds_the_site_and_its_update(tmp_path: Path, gate: Gate):
     fake = await FakeCoordinator().start()
     folder = make_site(tmp_path / "site", fake.url)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
     async with Running(folder, fake.url):
-        await fake.prepare(stub_spec(wait=str(gate)))
+        await fake.prepare(stub_spec(wait=gate.path))
         train = fake.train_of(0)
         await fake.send(train)
         await fake.until(lambda: fake.of(messages.Progress))
         port = fake.port
         await fake.stop()
-        release(gate)
+        gate.release()
         await fake.start(port)
         await fake.until(lambda: len(fake.hellos) == 2)
         await fake.send(train)
@@ -210,21 +230,12 @@ async def test_a_restarted_coordinator_finds_the_site_and_its_update(tmp_path: P
         await fake.stop()
 
 
-def release(gate: Path) -> None:
-    """Let a stub that waits at this FIFO go on."""
-    descriptor = os.open(gate, os.O_RDWR)
-    os.write(descriptor, b"x")
-    os.close(descriptor)
-
-
 async def test_an_aborted_period_is_stopped_and_the_next_one_trained(
-    coordinator: FakeCoordinator, tmp_path: Path
+    coordinator: FakeCoordinator, tmp_path: Path, gate: Gate
 ):
     folder = make_site(tmp_path / "site", coordinator.url)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
     async with Running(folder, coordinator.url):
-        await coordinator.prepare(stub_spec(wait=str(gate)))
+        await coordinator.prepare(stub_spec(wait=gate.path))
         await coordinator.train(0)
         await coordinator.until(lambda: coordinator.of(messages.Progress))
         await coordinator.send(
@@ -232,7 +243,7 @@ async def test_an_aborted_period_is_stopped_and_the_next_one_trained(
             coordinator.train_of(1),
         )
         await coordinator.until(lambda: len(coordinator.of(messages.Progress)) == 2)
-        release(gate)
+        gate.release()
         await coordinator.until(lambda: (JOB, 1, 1, 1) in coordinator.verdicts)
     assert [key for key, _ in coordinator.posts] == [(JOB, 1, 1, 1)]
 
@@ -489,14 +500,12 @@ class Process:
 
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
 async def test_a_signal_ends_agent_and_training_within_two_seconds(
-    coordinator: FakeCoordinator, tmp_path: Path, signum: int, code: int
+    coordinator: FakeCoordinator, tmp_path: Path, gate: Gate, signum: int, code: int
 ):
     """PC-083: with an open long poll and a worker in the middle of a period."""
     folder = make_site(tmp_path / "site", coordinator.url)
-    gate = tmp_path / "gate"
-    os.mkfifo(gate)
     async with Process(folder) as agent:
-        await coordinator.prepare(stub_spec(wait=str(gate)))
+        await coordinator.prepare(stub_spec(wait=gate.path))
         await coordinator.train(0)
         await coordinator.until(lambda: coordinator.of(messages.Progress))
         workers = psutil.Process(agent.process.pid).children(recursive=True)
