@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final
@@ -64,26 +63,33 @@ def make_app(
 async def _guard(request: web.Request, handler: _Answer) -> web.StreamResponse:
     # Whatever goes wrong below ends as JSON with a reason; nothing else leaves this function.
     connection = request.protocol
-    if isinstance(connection, Connection):
-        connection.request_began()
+    if not isinstance(connection, Connection):
+        raise TypeError("this application is served by coordinator.connection only")
+    connection.request_began()
     try:
         http.check_form(request)
         return await handler(request)
-    except SkerryError as error:
-        if isinstance(error, VersionError):
-            log.warning("%s refused: %s", request.remote, error.message)
-        return http.refusal(error)
-    except web.HTTPException as error:
-        return http.from_http(error, request)
     except Exception as error:
         if isinstance(error, ConnectionError) and _is_gone(connection):
             return web.Response()  # which nobody will read
-        return http.unexpected(error, request)
+        answer = _explain(error, request)
+    if connection.answering:
+        # Half an answer is out; only its breaking off tells the peer that it is not whole.
+        connection.abort()
+    return answer
 
 
-def _is_gone(connection: asyncio.BaseProtocol) -> bool:
-    if not isinstance(connection, Connection):
-        return False
+def _explain(error: Exception, request: web.Request) -> web.StreamResponse:
+    if isinstance(error, SkerryError):
+        if isinstance(error, VersionError):
+            log.warning("%s refused: %s", request.remote, error.message)
+        return http.refusal(error)
+    if isinstance(error, web.HTTPException):
+        return http.from_http(error, request)
+    return http.unexpected(error, request)
+
+
+def _is_gone(connection: Connection) -> bool:
     transport = connection.transport
     return connection.lost.done() or transport is None or transport.is_closing()
 
@@ -128,6 +134,8 @@ def _protocol(request: web.Request) -> int | None:
 
 
 async def _headers(request: web.Request, response: web.StreamResponse) -> None:
+    if isinstance(request.protocol, Connection):
+        request.protocol.answering = True
     for name, value in SECURITY_HEADERS.items():
         response.headers.setdefault(name, value)
     if request.path.startswith(("/api/", "/agent/", "/metrics")):

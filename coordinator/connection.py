@@ -20,7 +20,8 @@ from protocol.messages import encode
 
 log = logging.getLogger(__name__)
 
-READ_BUFFER_BYTES: Final = 1 << 20  # bodies travel in pieces of 1 MiB
+# aiohttp holds up to twice as much of a body before it stops reading: 0.5 MiB per open upload.
+READ_BUFFER_BYTES: Final = 256 << 10
 HEADER_LINE_BYTES_MAX: Final = 8190
 HEADERS_MAX: Final = 64
 LINGER_SECONDS: Final = 2.0  # how long the rest of a refused body is read and thrown away
@@ -104,6 +105,7 @@ class Connection(web.RequestHandler):
         self.owner = NOBODY
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counted = wire.Count(0, 0)
+        self.answering = False  # an answer's header was sent: nothing else can be said any more
         self._busy = False
         self._header_timer: asyncio.TimerHandle | None = None
         self._wire: asyncio.Transport | None = None
@@ -154,6 +156,7 @@ class Connection(web.RequestHandler):
     def request_began(self) -> None:
         """A whole header is here."""
         self._busy = True
+        self.answering = False
         self._disarm()
 
     async def finish_response(

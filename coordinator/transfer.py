@@ -99,10 +99,10 @@ async def send_file(
         try:
             await _pump(call, response, file, offset, size, on_piece)
         except TimeoutError:
-            log.warning(
-                "a download fell silent for %g s and was ended at %s.",
-                call.settings.body_idle_seconds,
+            log.info(
+                "a download of %s fell silent for %g s and was ended.",
                 call.request.path,
+                call.settings.body_idle_seconds,
                 extra={"site": call.caller.name},
             )
             call.connection.abort()
@@ -135,7 +135,7 @@ async def _pump(
                 moved = len(piece)
                 await response.write(piece)
         if moved == 0:
-            raise ConnectionResetError("the file became shorter while it was sent")
+            raise OSError(f"the file for {call.request.path} became shorter while it was sent")
         at += moved
         on_piece()
     await response.write_eof()
