@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from client import sitestate
+from client.statefile import read_value, write_state
+
+RECORD: dict[str, Any] = {
+    "job": "j", "site": "s", "epoch": 1, "clock": 0, "attempt": 1, "base_version": 0, "bytes": 4,
+    "examples": 1.0, "steps": 1, "norm": 1.0, "seconds": 0.0,
+}  # fmt: skip
+
+
+def make(folder: Path, clock: int) -> str:
+    name = sitestate.update_name(1, clock, 1)
+    with sitestate.new_update(folder, name) as update:
+        (update / sitestate.BODY).write_bytes(b"body")
+        write_state(update / sitestate.STATE, {"update": name}, ())
+        sitestate.write_record(update, sitestate.UpdateRecord(**RECORD | {"clock": clock}))
+    return name
+
+
+def give_back(state: Path, body: Path, target: Path, name: str) -> None:
+    value = read_value(state)
+    count = value.get("residual", 0) + len(body.read_bytes())
+    write_state(target, value | {"returned": name, "residual": count}, ())
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    sitestate.prepare_folder(tmp_path)
+    return tmp_path
+
+
+def current(folder: Path) -> dict[str, Any]:
+    return read_value(sitestate.current_state(folder))
+
+
+@pytest.mark.parametrize("verdict", ["counted", "duplicate"])
+def test_a_counted_update_becomes_the_state_and_goes(folder: Path, verdict: Any):
+    name = make(folder, 0)
+    for _ in range(2):
+        sitestate.settle(folder, name, verdict, give_back)
+        assert current(folder) == {"update": name}
+        assert sitestate.unsettled(folder) == ()
+
+
+def test_a_dropped_update_goes_and_the_state_stays(folder: Path):
+    sitestate.settle(folder, make(folder, 0), "refused_drop", give_back)
+    assert current(folder) == {}
+    assert not list(folder.glob("*update*"))
+
+
+@pytest.mark.parametrize("queued", [False, True])
+def test_a_returned_update_is_put_back_once(folder: Path, queued: bool):
+    name = make(folder, 0)
+    if queued:
+        sitestate.settle(folder, name, "queued", give_back)
+        assert [record.clock for record in sitestate.unsettled(folder)] == [0]
+    sitestate.settle(folder, name, "refused_return", give_back)
+    assert current(folder) == {"update": name, "returned": name, "residual": 4}
+    make(folder, 0)  # as if it died before the folder was removed
+    sitestate.settle(folder, name, "refused_return", give_back)
+    assert current(folder)["residual"] == 4
+
+
+def test_a_queued_update_that_is_dropped_later_is_a_discard(folder: Path):
+    name = make(folder, 0)
+    sitestate.settle(folder, name, "queued", give_back)
+    sitestate.settle(folder, name, "refused_drop", give_back)
+    assert current(folder) == {"update": name}
+    assert sitestate.unsettled(folder) == ()
+
+
+def test_unsettled_updates_are_listed_in_order(folder: Path):
+    for clock in (10, 2):
+        make(folder, clock)
+    assert [record.clock for record in sitestate.unsettled(folder)] == [2, 10]
+
+
+def test_a_half_written_update_never_appears_and_is_removed(folder: Path):
+    with pytest.raises(KeyboardInterrupt), sitestate.new_update(folder, "update-1-0-1"):
+        raise KeyboardInterrupt
+    (folder / ".tmp-update-1-1-1").mkdir()
+    sitestate.prepare_folder(folder)
+    assert [path.name for path in folder.iterdir()] == ["state"]
