@@ -31,7 +31,7 @@ from coordinator.sessions import Refused
 from protocol.jobspec import JobSpec
 from protocol.jobstates import JobStimulus
 from protocol.layout import Layout
-from protocol.messages import Event
+from protocol.messages import Event, Instruction
 from simulation.bodies import Files, encode_snapshot
 from simulation.checkers import Checkers
 from simulation.clock import VirtualClock
@@ -71,7 +71,7 @@ class Fleet:
         self.journal: list[Entry] = []
         self.sites: dict[str, SimSite] = {}
         self.specs: dict[str, JobSpec] = {}
-        self.sent: list[tuple[str, object]] = []
+        self.sent: list[tuple[str, Instruction]] = []
         self.crashes = 0
         self.up = True
         self.checkers = Checkers(self.config)
@@ -83,7 +83,7 @@ class Fleet:
         self._started_at = 0.0  # on the clock, at job time `_resumed_at`
         self._resumed_at = 0.0
         self._sessions: dict[str, int] = {}
-        self._mail_at: dict[str, float] = {}
+        self._mail: dict[str, list[tuple[float, int, Instruction]]] = {}
         self._ticket = 0
 
     @property
@@ -289,14 +289,21 @@ class Fleet:
         if site is None or session is None:
             return
 
-        def arrive() -> None:
-            if self._sessions.get(site.name) == session and site.running and not site.frozen:
-                site.receive(action.instruction)
+        box = self._mail.setdefault(site.name, [])
+
+        def deliver() -> None:
+            if site.frozen:  # it stays in the mailbox
+                self.clock.after(0.5, deliver)
+                return
+            while box and box[0][0] <= self.clock.now:
+                _, of, instruction = box.pop(0)
+                if self._sessions.get(site.name) == of and site.running:
+                    site.receive(instruction)
 
         for delay in self.faults.delays():
-            at = max(self.clock.now + delay, self._mail_at.get(site.name, 0.0))
-            self._mail_at[site.name] = at
-            self.clock.at(at, arrive)
+            at = max(self.clock.now + delay, box[-1][0] if box else 0.0)
+            box.append((at, session, action.instruction))
+            self.clock.at(at, deliver)
 
     def _answer(self, action: a.Verdict) -> None:
         site, process = self.sites.get(action.site), self._process

@@ -105,6 +105,7 @@ class SimSite:
         self.refusals: list[str] = []
         self.loaded: set[str] = set()
         self.training: tuple[Identity, int] | None = None
+        self.next_train: m.Train | None = None
         self.finished: dict[Identity, Finished] = {}
         self.outbox: list[m.Event] = []
         self.produced: set[Identity] = set()
@@ -117,7 +118,7 @@ class SimSite:
     def kill(self) -> None:
         """The process dies; what it had finished stays on its disk."""
         self.running = self.connected = False
-        self.training = None
+        self.training = self.next_train = None
         self.loaded.clear()
         self.outbox.clear()
 
@@ -172,10 +173,12 @@ class SimSite:
 
     def verdict(self, identity: Identity, verdict: m.VerdictKind) -> None:
         """The answer to an upload."""
-        self.finished.pop(identity, None)
-        if self.outcome.get(identity) == "refused_return":
-            return  # an older answer, overtaken by the later word
+        if self.finished.pop(identity, None) is None:
+            return  # it was settled before: an echo, or overtaken by the later word
         self.outcome[identity] = verdict
+        if self.next_train is not None and not self.finished:
+            train, self.next_train = self.next_train, None
+            self._train(train)
 
     def _later(self, seconds: float, call: Callable[[], None]) -> None:
         instance = self.instance
@@ -217,6 +220,13 @@ class SimSite:
         if identity in self.finished:
             done = self.finished[identity]
             self._link.upload(self, identity, done.attempt, done.body)
+            return
+        before = [other for other in self.finished if other.job == train.job]
+        if before:  # a period starts from what the one before it was settled to
+            self.next_train = train
+            for other in before:
+                done = self.finished[other]
+                self._link.upload(self, other, done.attempt, done.body)
             return
         asked = (identity, train.attempt)
         if identity in self.outcome or self.training == asked or train.job not in self.loaded:
@@ -271,6 +281,9 @@ class SimSite:
         identity = Identity(abort.job, abort.epoch, abort.clock)
         if self.training == (identity, abort.attempt):
             self.training = None
+        waiting = self.next_train
+        if waiting is not None and (waiting.epoch, waiting.clock) == (abort.epoch, abort.clock):
+            self.next_train = None
         done = self.finished.get(identity)
         if done is not None and done.attempt == abort.attempt:
             del self.finished[identity]
