@@ -246,9 +246,8 @@ class Assignment:
         if stimulus.version != self._fetching:
             return []
         self._fetching = None
-        self._bases = {stimulus.version}
-        if isinstance(self._request, ipc.TrainPeriod | ipc.EvaluateBase):
-            self._bases.add(self._request.base_version)
+        # A worker that is busy, even one that was told to stop, may still read an older one.
+        self._bases = {stimulus.version} | (self._bases if self._request is not None else set())
         return [KeepBases(job=self.job, versions=tuple(sorted(self._bases)))]
 
     def fetch_failed(self, stimulus: FetchFailed) -> list[AnyAction]:
