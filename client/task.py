@@ -97,11 +97,13 @@ class Task:
         }
 
     def batch_examples(self, batch: Any) -> int:
-        """Number of examples in a batch. Default: length of its first tensor or first item."""
-        first = batch
-        while isinstance(first, (tuple, list, Mapping)):
-            first = next(iter(first.values() if isinstance(first, Mapping) else first))
-        return len(first)
+        """Number of examples in a batch. Default: length of its first tensor or first list."""
+        while isinstance(batch, (tuple, list, Mapping)) and batch:
+            first = next(iter(batch.values() if isinstance(batch, Mapping) else batch))
+            if isinstance(first, str) or not getattr(first, "ndim", hasattr(first, "__len__")):
+                break  # plain numbers, 0-dim tensors or texts: one for each example
+            batch = first
+        return len(batch)
 
     def optimizer(self, model: torch.nn.Module) -> torch.optim.Optimizer | None:
         """The task's own optimizer over `model`'s trainable parameters; None: the job's."""
@@ -122,5 +124,6 @@ class Task:
         if isinstance(batch, Mapping):
             return {key: self.to_device(value, device) for key, value in batch.items()}
         if isinstance(batch, (tuple, list)):
-            return type(batch)(self.to_device(value, device) for value in batch)
+            moved = [self.to_device(value, device) for value in batch]
+            return type(batch)(*moved) if hasattr(batch, "_fields") else type(batch)(moved)
         return batch
