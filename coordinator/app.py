@@ -125,7 +125,8 @@ def _greet(route: Route, call: Call, caller: Caller) -> None:
                 "this needs an open session.", "Say hello first and send X-Skerry-Session."
             )
         call.engine.check_session(caller.name, session)
-    call.engine.heard(caller.name)
+        call.connection.speaks_for = caller.name
+        call.engine.heard(caller.name)
 
 
 def _protocol(request: web.Request) -> int | None:

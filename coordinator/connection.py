@@ -103,6 +103,9 @@ class Connection(web.RequestHandler):
         )
         self.listener = listener
         self.owner = NOBODY
+        # The site in whose open session this connection was used: a hello is not a sign of life of
+        # the holder of the name, it may come from somebody else.
+        self.speaks_for = ""
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.counted = wire.Count(0, 0)
         self.answering = False  # an answer's header was sent: nothing else can be said any more
@@ -136,8 +139,8 @@ class Connection(web.RequestHandler):
 
     def data_received(self, data: bytes) -> None:
         """Any byte is a sign of life; the first one of a request starts its header's clock."""
-        if self.owner.site:
-            self.listener.on_life(self.owner.site)
+        if self.speaks_for:
+            self.listener.on_life(self.speaks_for)
         if not self._busy and self._header_timer is None:
             self._arm()
         super().data_received(data)
