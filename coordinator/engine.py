@@ -335,6 +335,10 @@ class Engine:
         self._disk.report(OSError(errno.ENOSPC, error.message))
         if self._room.is_set():
             await self._tell_disk_state()
+        await self.room()
+
+    async def room(self) -> None:
+        """Wait until the disk has room."""
         await self._room.wait()
 
     async def _flush_ledger(self) -> None:

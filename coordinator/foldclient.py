@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Final, TypeVar
 
 import msgspec
 
+from coordinator import crashpoints
 from coordinator.foldapi import (
     Answer,
     FoldAnswer,
@@ -64,11 +66,11 @@ class FoldClient:
         self,
         *,
         command: tuple[str, ...] = COMMAND,
-        environment: dict[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         seconds_base: float = SECONDS_BASE,
     ) -> None:
         self._command = command
-        self._environment = environment
+        self._environment = dict(os.environ if environment is None else environment)
         self.recover: RecoverHow | None = None
         self._seconds_base = seconds_base
         self._process: asyncio.subprocess.Process | None = None
@@ -168,6 +170,9 @@ class FoldClient:
             return
         if self._process is not None:
             await self._kill()
+        if self.generation:
+            # A test that kills the process at a named instant wants to see it come back.
+            self._environment.pop(crashpoints.VARIABLE, None)
         self._process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=asyncio.subprocess.PIPE,

@@ -11,7 +11,7 @@ from pathlib import Path
 from coordinator.engine import Engine, EngineSettings
 from protocol.bodies import SnapshotMeta, UpdateMeta, dense_parts, encode_meta_json
 from protocol.bodyio import BodyReader, write_body
-from protocol.errors import BusyError, SkerryError
+from protocol.errors import BusyError, ConflictError
 from protocol.jobspec import Evaluation, JobSpec, Keep, Pacing, Period, Sites, Stop, TaskRef
 from protocol.layout import Layout, TensorSpec
 from protocol.messages import (
@@ -180,10 +180,7 @@ class StubSite:
                 )
             case Initialise():
                 body = init_body(item.job, self.size)
-                upload = await self.engine.begin_init(
-                    job=item.job, site=self.name, offset=0, length=len(body)
-                )
-                self.receipts.append(await send(upload, body))
+                self.receipts.append(await self.upload_init(item.job, body))
             case Train():
                 if self.hold_at is not None and item.clock >= self.hold_at:
                     self.held.set()
@@ -197,26 +194,47 @@ class StubSite:
             case _:
                 pass
 
+    async def upload_init(self, job: str, body: bytes) -> Receipt:
+        offset = 0
+        try:
+            upload = await self.engine.begin_init(
+                job=job, site=self.name, offset=0, length=len(body)
+            )
+        except ConflictError as error:
+            offset = int(error.details["offset"] or 0)
+            upload = await self.engine.begin_init(
+                job=job, site=self.name, offset=offset, length=len(body) - offset
+            )
+        return await send(upload, body[offset:])
+
     async def evaluated(self, job: str, version: int) -> None:
         metrics = {"loss": metric(1.0 / (1 + version), 10.0)}
         await self.report(Evaluated(job=job, version=version, examples=10.0, metrics=metrics))
 
     async def upload(self, train: Train) -> Receipt:
-        body = update_body(self.name, train, [self.step] * self.size)
+        """Send an update, from wherever the coordinator has it."""
+        body = update_body(self.name, train, [self.step + train.clock] * self.size)
+        identity = {
+            "job": train.job,
+            "site": self.name,
+            "epoch": train.epoch,
+            "clock": train.clock,
+            "attempt": train.attempt,
+        }
         while True:
+            state = await self.engine.upload_state(**identity)  # type: ignore[arg-type]
+            if state.verdict != "unsettled":
+                return state
+            left = body[state.offset :]
             try:
                 upload = await self.engine.begin_upload(
-                    job=train.job,
-                    site=self.name,
-                    epoch=train.epoch,
-                    clock=train.clock,
-                    attempt=train.attempt,
-                    offset=0,
-                    length=len(body),
+                    **identity,  # type: ignore[arg-type]
+                    offset=state.offset,
+                    length=len(left),
                 )
-                return await send(upload, body)
+                return await send(upload, left)
             except BusyError:
-                await asyncio.sleep(0.05)
+                await self.engine.room()
 
 
 def settings_of(folder: Path, **changes: object) -> EngineSettings:
@@ -235,6 +253,3 @@ async def state_of(engine: Engine, job: str, *states: str) -> str:
         if found in states:
             return found
     raise AssertionError("the engine stopped")
-
-
-__all__ = ["SkerryError", "StubSite", "joined", "settings_of", "spec_of", "state_of", "submitted"]
