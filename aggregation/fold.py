@@ -29,6 +29,41 @@ SUM_DTYPE: Mapping[Part, torch.dtype] = {
 }  # fmt: skip
 
 
+class Piece:
+    """A range of one part's sum. The first update is written, the others are added."""
+
+    __slots__ = ("_even", "_first", "_total")
+
+    def __init__(self, total: torch.Tensor, even: torch.Tensor | None, *, first: bool) -> None:
+        self._total = total
+        self._even = even
+        self._first = first
+
+    def add(self, values: torch.Tensor, weight: float) -> None:
+        """Fold in one update's values of this range, in the part's wire type."""
+        if values.dtype is not self._total.dtype:
+            values = values.to(torch.float64) if self._even is None else self._difference(values)
+        if self._first:
+            torch.mul(values, weight, out=self._total)
+            self._first = False
+        else:
+            self._total.add_(values, alpha=weight)
+
+    def _difference(self, values: torch.Tensor) -> torch.Tensor:
+        """Integers as exact small differences from an even number near the first update's value.
+
+        So equal integers average to themselves beyond 2^53 too; and because the reference is even,
+        rounding the difference half to even rounds the mean half to even.
+        """
+        even = self._even
+        assert even is not None
+        if self._first:
+            torch.bitwise_and(values, -2, out=even)
+        difference = (values - even).to(torch.float64)
+        rough = values.to(torch.float64) - even.to(torch.float64)
+        return torch.where(rough.abs() < 2.0**62, difference, rough)  # int64 would wrap there
+
+
 class Accumulator:
     """Sums of w_k * part_k for the parts `delta`, `buffers`, `ints`, `control` of a cohort.
 
@@ -54,39 +89,25 @@ class Accumulator:
 
     def add_values(self, part: Part, start: int, values: torch.Tensor, weight: float) -> None:
         """As `add`, for a flat tensor that lies at elements [start, start + len) of the part."""
-        values = values.to(self._device)
-        stop = start + values.numel()
+        self.piece(part, start, values.numel()).add(values.to(self._device), weight)
+
+    def piece(self, part: Part, start: int, elements: int) -> Piece:
+        """A range of a part, to which the updates of a cohort are added one after the other.
+
+        Raises:
+            ValueError: outside the part, or beyond a range that nobody has written yet.
+        """
+        stop = start + elements
         total = self.sums[part][start:stop]
-        if total.numel() != values.numel():
+        if total.numel() != elements:
             raise ValueError(f"part {part} has no elements {start} to {stop}.")
         first = start == self._filled[part]
         if first:
             self._filled[part] = stop
         elif stop > self._filled[part]:
             raise ValueError(f"elements {start} to {stop} of part {part} leave a gap.")
-        if part == "ints":
-            values = self._from_reference(start, stop, values, first=first)
-        elif part == "buffers":
-            values = values.to(torch.float64)
-        if first:
-            torch.mul(values, weight, out=total)
-        else:
-            total.add_(values, alpha=weight)
-
-    def _from_reference(
-        self, start: int, stop: int, values: torch.Tensor, *, first: bool
-    ) -> torch.Tensor:
-        """Integers as exact small differences from an even number near the first update's value.
-
-        So equal integers average to themselves beyond 2^53 too; and because the reference is even,
-        rounding the difference half to even rounds the mean half to even.
-        """
-        even = self._even[start:stop]
-        if first:
-            torch.bitwise_and(values, -2, out=even)
-        difference = (values - even).to(torch.float64)
-        rough = values.to(torch.float64) - even.to(torch.float64)
-        return torch.where(rough.abs() < 2.0**62, difference, rough)  # int64 would wrap there
+        even = self._even[start:stop] if part == "ints" else None
+        return Piece(total, even, first=first)
 
     def complete(self) -> bool:
         """True when every element of every part was written."""

@@ -17,11 +17,11 @@ import msgspec
 import torch
 
 from aggregation import server_optimizers
-from aggregation.fold import Accumulator
+from aggregation.fold import WIRE_DTYPE, Accumulator
 from aggregation.scaffold import server_change_
 from aggregation.screen import energy, energy_of, nonfinite_positions
 from aggregation.server_optimizers import ServerOptimizer, tile_of
-from aggregation.tiles import spans, tile_buffer
+from aggregation.tiles import from_bytes, spans, tile_buffer
 from aggregation.weights import Share, Weights, weigh
 from coordinator.fold_model import Model
 from coordinator.journal import CohortMember
@@ -90,19 +90,18 @@ def fold_spools(paths: Sequence[Path], weights: Weights, sums: Accumulator) -> N
             names = [part.name for part in readers[0].meta.parts]
             streams = [reader.pieces(buffer, checked=False) for reader in readers]
             # Each stream fills the one buffer when it is asked, so ask one at a time.
+            others = [*zip(group[1:], streams[1:], strict=True)]
             for index, offset, view in streams[0]:
                 part, size = names[index], len(view)
-                sums.add(part, offset, view, _weight(weights, part, first))
-                for k, stream in zip(group[1:], streams[1:], strict=True):
-                    piece = next(stream, None)
-                    if piece is None or (piece[0], piece[1], len(piece[2])) != (
-                        index,
-                        offset,
-                        size,
-                    ):
+                values = from_bytes(view, WIRE_DTYPE[part])  # of whoever filled the buffer last
+                piece = sums.piece(part, offset // values.itemsize, values.numel())
+                piece.add(values, _weight(weights, part, first))
+                for k, stream in others:
+                    found = next(stream, None)
+                    if found is None or (found[:2], len(found[2])) != ((index, offset), size):
                         raise MalformedError(f"spool {paths[k].name} has other parts.")
-                    sums.add(part, offset, piece[2], _weight(weights, part, k))
-            for k, stream in zip(group[1:], streams[1:], strict=True):
+                    piece.add(values, _weight(weights, part, k))
+            for k, stream in others:
                 if next(stream, None) is not None:
                     raise MalformedError(f"spool {paths[k].name} has other parts.")
 
