@@ -75,13 +75,14 @@ async def poll(call: Call) -> Instructions:
     """Wait for instructions; ends early when the peer is gone or the coordinator stops."""
     site, services, connection = call.caller.name, call.services, call.connection
     cursor = call.whole("cursor", 0)
-    if services.stopping.done():
+    if services.stopping:
         return _bye(cursor)
     services.polls[site] = connection
+    connection.polled.add(site)
     wait = asyncio.ensure_future(
         call.engine.mailbox(site).wait(cursor, call.settings.long_poll_seconds)
     )
-    watched: set[asyncio.Future[Any]] = {wait, connection.lost, services.stopping}
+    watched: set[asyncio.Future[Any]] = {wait, connection.over}
     try:
         while True:
             done, _ = await asyncio.wait(
@@ -89,9 +90,7 @@ async def poll(call: Call) -> Instructions:
             )
             if wait in done:
                 return wait.result()
-            if connection.lost in done:
-                return Instructions(cursor=cursor)
-            if services.stopping in done:
+            if connection.over in done:
                 return _bye(cursor)
             call.engine.heard(site)
     finally:
@@ -106,9 +105,9 @@ def _bye(cursor: int) -> Instructions:
 
 async def poller_lost(services: Services, connection: Connection) -> None:
     """A connection closed: the site that polled on it last is away, unless it polls elsewhere."""
-    for site in [name for name, last in services.polls.items() if last is connection]:
+    for site in [one for one in connection.polled if services.polls.get(one) is connection]:
         del services.polls[site]
-        if not services.stopping.done():
+        if not services.stopping:
             await services.engine.close(site)
 
 

@@ -91,7 +91,7 @@ def _explain(error: Exception, request: web.Request) -> web.StreamResponse:
 
 def _is_gone(connection: Connection) -> bool:
     transport = connection.transport
-    return connection.lost.done() or transport is None or transport.is_closing()
+    return transport is None or transport.is_closing()
 
 
 def _handler(route: Route, services: Services) -> _Answer:

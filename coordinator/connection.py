@@ -77,6 +77,11 @@ class Listener:
         for connection in self.open:
             connection.count()
 
+    def end_waits(self) -> None:
+        """Let every long poll and event stream end now."""
+        for connection in self.open:
+            connection.end_waits()
+
     def drop(self, site: str) -> None:
         """Cut every connection that belongs to this site."""
         for connection in [one for one in self.open if one.owner.site == site]:
@@ -106,7 +111,9 @@ class Connection(web.RequestHandler):
         # The site in whose open session this connection was used: a hello is not a sign of life of
         # the holder of the name, it may come from somebody else.
         self.speaks_for = ""
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        # Done when nobody should wait on behalf of this peer: it is gone, or we stop.
+        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.polled: set[str] = set()  # sites whose long polls came in here
         self.counted = wire.Count(0, 0)
         self.answering = False  # an answer's header was sent: nothing else can be said any more
         self._busy = False
@@ -150,8 +157,7 @@ class Connection(web.RequestHandler):
         self._disarm()
         self.count()
         self.listener.open.discard(self)
-        if not self.lost.done():
-            self.lost.set_result(None)
+        self.end_waits()
         self.listener.on_lost(self)
         super().connection_lost(exc)
 
@@ -191,6 +197,11 @@ class Connection(web.RequestHandler):
         if now is not None:
             before, self.counted = self.counted, now
             self._report(self.owner, now.received - before.received, now.sent - before.sent)
+
+    def end_waits(self) -> None:
+        """Let whatever waits on behalf of this peer end now."""
+        if not self.over.done():
+            self.over.set_result(None)
 
     def abort(self) -> None:
         """Cut the connection without waiting for anything unsent."""

@@ -13,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator.auth import Brake, Caller
-from coordinator.connection import Connection
+from coordinator.connection import Connection, Listener
 from coordinator.engine import Engine
 from coordinator.settings import CoordinatorSettings
 from protocol import limits, messages
@@ -31,6 +31,7 @@ from protocol.errors import (
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
+_BYE_SECONDS: Final = 1.0
 # Small enough to decode within a few milliseconds; larger ones are decoded off the event loop.
 _DECODE_HERE_BYTES: Final = 256 << 10
 _TEXT: Final = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
@@ -86,7 +87,6 @@ class Services:
         ca_pem: bytes = b"",
         join_url: str = "",
         ca_fingerprint: str = "",
-        drop_site: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.engine = engine
         self.settings = settings
@@ -94,20 +94,27 @@ class Services:
         self.ca_pem = ca_pem
         self.join_url = join_url
         self.ca_fingerprint = ca_fingerprint
-        self.drop_site = drop_site
         self.brake = Brake(settings.login_failures_max, clock)
         self.uploads = Gauge(settings.uploads_max, "uploads", "uploads_max")
         self.streams = Gauge(settings.streams_max, "event streams", "streams_max")
-        self.stopping: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.stopping = False
+        self.listeners: list[Listener] = []
         self.polls: dict[str, Connection] = {}  # site -> the connection of its latest poll
         self.members: set[tuple[str, str]] = set()  # (job, site) seen to belong together
         self.openapi = b""  # made from the table of routes when the application is
         self.lag = Lag()
 
+    def drop_site(self, site: str) -> None:
+        """Cut a revoked site's connections, after a moment in which it may fetch its goodbye."""
+        loop = asyncio.get_running_loop()
+        for listener in self.listeners:
+            loop.call_later(_BYE_SECONDS, listener.drop, site)
+
     def stop(self) -> None:
         """Let every long poll and event stream end now."""
-        if not self.stopping.done():
-            self.stopping.set_result(None)
+        self.stopping = True
+        for listener in self.listeners:
+            listener.end_waits()
 
 
 class Call:

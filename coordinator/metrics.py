@@ -48,7 +48,7 @@ async def collect(services: Services) -> bytes:
             newest=newest,
             sites=(await engine.sites()).sites,
             info=engine.info(),
-            ready=engine.health().status == "ok" and not services.stopping.done(),
+            ready=engine.health().status == "ok" and not services.stopping,
             uploads=services.uploads.now,
             streams=services.streams.now,
             loop_lag_seconds=services.lag.last,

@@ -188,13 +188,13 @@ def _after(call: Call) -> int:
 async def _next_events(call: Call, rows: AsyncIterator[JournalPage | None]) -> list[bytes] | None:
     # None: the reader is gone, the coordinator stops, or there will be no more rows.
     following = asyncio.ensure_future(_following(rows))
-    ends: set[asyncio.Future[Any]] = {call.connection.lost, call.services.stopping}
+    watched: set[asyncio.Future[Any]] = {following, call.connection.over}
     try:
-        await asyncio.wait({following, *ends}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
     finally:
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    if any(end.done() for end in ends) or following.cancelled():
+    if call.connection.over.done() or following.cancelled():
         return None
     more, page = following.result()
     return events_of(page, call.settings.stream_event_bytes_max) if more else None
@@ -311,7 +311,7 @@ async def healthz(call: Call) -> web.Response:
 async def readyz(call: Call) -> web.Response:
     """Whether it can take work now: 503 when not (disk full, no fold process), with the reasons."""
     health = call.engine.health()
-    if call.services.stopping.done():
+    if call.services.stopping:
         health = Health(status="failing", reasons=("the coordinator is stopping.",))
     return answer(health, status=200 if health.status == "ok" else 503)
 

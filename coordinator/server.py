@@ -33,7 +33,6 @@ _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 _TICK_SECONDS: Final = 1.0
 _RENEW_EVERY_TICKS: Final = 3600
 _HANDSHAKE_SECONDS: Final = 10.0
-_BYE_SECONDS: Final = 1.0  # how long a revoked site may still fetch its goodbye
 _HANDLERS_SHARE: Final = 0.2  # of stop_seconds: for handlers to end, twice (asked, cancelled)
 _FILE: Final = "addresses.json"
 
@@ -148,12 +147,7 @@ async def listening(
 ) -> AsyncIterator[Services]:
     """Both listeners on their sockets (agents, people), answering for `engine` until the end."""
     tasks = _Tasks()
-    listeners: list[Listener] = []
     loop = asyncio.get_running_loop()
-
-    def drop_site(site: str) -> None:
-        for listener in listeners:
-            loop.call_later(_BYE_SECONDS, listener.drop, site)
 
     services = Services(
         engine,
@@ -162,11 +156,10 @@ async def listening(
         ca_pem=secure.ca_pem if secure is not None else b"",
         ca_fingerprint=addresses.ca_fingerprint,
         join_url=addresses.agents,
-        drop_site=drop_site,
     )
 
     def lost(connection: Connection) -> None:
-        if any(last is connection for last in services.polls.values()):
+        if connection.polled:
             tasks.start(agents_api.poller_lost(services, connection))
 
     limits = Limits(settings.connections_max, settings.header_seconds, settings.keep_alive_seconds)
@@ -192,9 +185,9 @@ async def listening(
                 on_bytes=engine.ledger.add,
                 on_lost=lost,
             )
-            listeners.append(listener)
+            services.listeners.append(listener)
             servers.append(await _open(loop, listener, sock, _context(secure, value)))
-        tasks.start(_tick(services, listeners, secure))
+        tasks.start(_tick(services, secure))
         yield services
     finally:
         services.stop()
@@ -226,7 +219,7 @@ def _context(secure: tls.Tls | None, listen: str) -> ssl.SSLContext | None:
     return None if plain or secure is None else secure.context
 
 
-async def _tick(services: Services, listeners: list[Listener], secure: tls.Tls | None) -> None:
+async def _tick(services: Services, secure: tls.Tls | None) -> None:
     # Measures how late the loop is, keeps the ledger within a second of the sockets, and looks
     # after the certificate.
     ticks = 0
@@ -234,7 +227,7 @@ async def _tick(services: Services, listeners: list[Listener], secure: tls.Tls |
         due = monotonic() + _TICK_SECONDS
         await asyncio.sleep(_TICK_SECONDS)
         services.lag.note(monotonic() - due)
-        for listener in listeners:
+        for listener in services.listeners:
             listener.count()
         ticks += 1
         if secure is not None and ticks % _RENEW_EVERY_TICKS == 0:

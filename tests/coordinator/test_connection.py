@@ -113,5 +113,5 @@ async def test_a_dropped_site_loses_its_connections(
     )
     await served.engine.hearing.wait()
     found[0].listener.drop("edge-1")
-    await asyncio.wait_for(found[0].lost, 5)
+    await asyncio.wait_for(found[0].over, 5)
     poll.cancel()

@@ -28,6 +28,7 @@ from protocol.views import SiteList, TokenCreated, TokenRequest
 
 PROGRAM = """
 import asyncio, sys
+from time import monotonic
 from coordinator.server import serve
 from coordinator.settings import CoordinatorSettings
 from protocol.errors import SkerryError
@@ -38,10 +39,11 @@ def ready(agents, people):
 settings = CoordinatorSettings(
     data_dir=sys.argv[1], listen_agents=sys.argv[2], listen_people=sys.argv[3], log_level="info"
 )
+began = monotonic()
 try:
     sys.exit(asyncio.run(serve(settings, ready)))
 except SkerryError as error:
-    print(error, file=sys.stderr)
+    print(f"{error}\\nafter {monotonic() - began:.3f} s", file=sys.stderr)
     sys.exit(error.exit_code)
 """
 
@@ -243,13 +245,11 @@ async def test_a_taken_port_ends_a_second_coordinator_within_2_s_and_harms_nobod
     """PC-084: non-zero exit with port and process; the first coordinator goes on answering."""
     async with coordinator(tmp_path / "first") as running, aiohttp.ClientSession() as client:
         address = (running.agents if taken == "agents" else running.people).removeprefix("http://")
-        began = monotonic()
         second = await start(
             tmp_path / "second",
             **{taken: address},  # type: ignore[arg-type]
         )
         _, stderr = await asyncio.wait_for(second.communicate(), 20)
-        took = monotonic() - began
         text = stderr.decode()
         assert second.returncode == 2
         assert address.rpartition(":")[2] in text
@@ -258,7 +258,8 @@ async def test_a_taken_port_ends_a_second_coordinator_within_2_s_and_harms_nobod
         assert "Traceback" not in text
         async with client.get(running.people + "/readyz") as answer:
             assert answer.status == 200
-        assert took < 5  # with the start of Python on a busy machine; binding itself is instant
+        # From the call on; how long Python takes to start is not ours.
+        assert float(text.split()[-2]) < 2
 
 
 async def test_a_taken_port_is_found_before_anything_else_is_begun(tmp_path: Path):
