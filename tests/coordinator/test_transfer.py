@@ -82,3 +82,51 @@ async def test_a_file_that_shrinks_ends_the_answer_short(
             rest += piece
     assert len(rest) < 8 << 20
     writer.close()
+
+
+async def test_twenty_newcomers_take_turns_while_control_stays_responsive(
+    served: Served, tmp_path: Path
+):
+    """PC-031: 20 sites fetch 8 MiB at once (50 MiB scaled down): never more than 4 at a time, each
+    whole, and a heartbeat in between is answered within a second.
+    """
+    size, newcomers = 8 << 20, 20
+    with (tmp_path / "3.body").open("wb") as file:
+        file.truncate(size)
+    at_once = most = 0
+    slots = served.engine.slots
+
+    class Counted:
+        async def __aenter__(self) -> None:
+            nonlocal at_once, most
+            await slots.acquire()
+            at_once += 1
+            most = max(most, at_once)
+
+        async def __aexit__(self, *_: object) -> None:
+            nonlocal at_once
+            at_once -= 1
+            slots.release()
+
+    served.engine.slots = Counted()  # type: ignore[assignment]
+    loop = asyncio.get_running_loop()
+    latencies: list[float] = []
+
+    async def fetch() -> int:
+        async with served.client.get(served.agents + VERSION, headers=served.site()) as answer:
+            return len(await answer.read())
+
+    async with asyncio.timeout(30), asyncio.TaskGroup() as group:
+        fetches = [group.create_task(fetch()) for _ in range(newcomers)]
+        while not all(task.done() for task in fetches):
+            began = loop.time()
+            async with served.client.post(
+                served.agents + "/agent/v1/events",
+                data=b'{"first":0,"items":[]}',
+                headers=served.site(),
+            ) as answer:
+                assert answer.status == 204
+            latencies.append(loop.time() - began)
+    assert [task.result() for task in fetches] == [size] * newcomers
+    assert most == 4
+    assert max(latencies) < 1
