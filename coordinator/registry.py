@@ -366,7 +366,7 @@ def _check_token(row: sa.Row[tuple[object, ...]], join: Join, name: str, now: fl
     if row.site and row.site != name:
         raise ConflictError(f"this join token is for site {row.site!r}, not for {name!r}.")
     if row.role != join.role:
-        raise ConflictError(f"this join token is for a {row.role}, not for a {join.role}.")
+        raise ConflictError(f"this join token is for the role {row.role}, not for {join.role}.")
 
 
 def _token_view(row: sa.Row[tuple[object, ...]]) -> TokenView:
