@@ -7,8 +7,14 @@
 - `sitefiles` what a site keeps on disk: identity, state, updates on their way, the log of what left
 - `allow`     which task code the owner of this site lets run: name -> file and hash
 - `worker`    the training process (torch): one period after the other, data loaded once
-- `training`  local steps: optimizer, schedule, FedProx, SCAFFOLD, evaluation
+- `localjob`  one job in it: task, model and data, state from period to period, updates
+- `loading`   imports the task, loads and checks its data; `taskref` names and hashes it
+- `stream`    training data as one endless stream with a position that survives a restart
+- `training`  local steps: optimizer, schedule, FedProx, SCAFFOLD; `optimizers`, `evaluation` beside
 - `tensors`   a model's state dict <-> layout and flat parts
 - `pipeline`  the one place that states the order in which an update is made
+- `sitestate` how an update moves into the state by its verdict; `statefile`, `statecodec` hold it
+- `bodyfiles` bodies on disk <-> memory; `pipes` the worker's end of the pipes
+- `taskcheck` one period offline, and what would leave the site
 - `stub`      a worker without torch, for tests and benchmarks of everything but training
 """
