@@ -1,0 +1,82 @@
+"""Sites and jobs: who works for whom."""
+
+from __future__ import annotations
+
+from coordinator.assign import works_for
+from protocol.jobspec import Sites
+from protocol.messages import EndJob, Prepare
+from tests.coordinator.coretools import World, make_spec
+
+
+def test_jobs_take_free_sites_in_the_order_of_their_submission() -> None:
+    here = World()
+    here.submit("j")
+    here.submit("k")
+    here.connect("a")
+    assert [send.instruction.job for send in here.all(Prepare)] == ["j"]
+    assert here.core.job_of("a") == "j"
+
+
+def test_a_second_job_queues_and_says_which_site_is_busy_with_what() -> None:
+    """PC-090: job 2 is submitted while job 1 still loads; it waits, visibly, and then gets its turn."""
+    here = World()
+    here.submit("j", make_spec(sites=Sites(wanted=1)))
+    here.connect("a")
+    here.submit("k", make_spec(sites=Sites(wanted=1)))
+    assert "waiting for 1 more site: a is busy with job j" in here.waiting("k")
+    assert "a is loading" in here.waiting("j")
+    here.command("stop")
+    assert here.to(EndJob) == ["a"]
+    assert [send.instruction.job for send in here.all(Prepare)] == ["k"]
+    here.ready("a", "k")
+    assert "a is building version 0" in here.waiting("k")
+
+
+def test_a_site_may_be_given_more_than_one_job_by_configuration() -> None:
+    here = World(site_jobs_max=2)
+    here.submit("j")
+    here.submit("k")
+    here.connect("a")
+    here.tick()
+    assert here.core.job_of("a") == "j"
+    assert "a is loading" in here.waiting("k")
+
+
+def test_names_are_honoured_and_strangers_are_told_why() -> None:
+    here = World()
+    here.submit(spec=make_spec(sites=Sites(wanted=2, names=("a", "b"))))
+    here.connect("a")
+    here.connect("x")
+    assert here.core.job_of("x") == ""
+    waiting = here.waiting()
+    assert "x: it is not among the job's sites" in waiting
+    assert "b is not connected" in waiting
+
+
+def test_a_site_whose_owner_does_not_allow_the_task_is_not_asked() -> None:
+    here = World()
+    here.submit()
+    here.connect("a", tasks=("other",))
+    assert here.all(Prepare) == []
+    assert "a: its owner has not allowed the task 'digits'" in here.waiting()
+
+
+def test_an_evaluator_counts_for_no_wanted() -> None:
+    here = World()
+    here.submit(spec=make_spec(sites=Sites(wanted=2, names=("a", "b"))))
+    here.join("eva", role="evaluator")
+    here.join("a")
+    here.init("eva")
+    assert here.job.round is None
+    assert "1 of 2 sites are ready" in here.waiting()
+
+
+def test_paused_and_draining_jobs_take_no_new_sites() -> None:
+    here = World().running("a", "b")
+    here.command("pause")
+    here.connect("c")
+    assert here.all(Prepare) == []
+    here.command("drain")
+    here.connect("d")
+    assert here.all(Prepare) == []
+    assert works_for([], "c") == []

@@ -1,0 +1,91 @@
+"""Sentences for people."""
+
+from __future__ import annotations
+
+from coordinator import stimuli as s
+from protocol import messages as m
+from protocol.jobspec import Sites
+from tests.coordinator.coretools import World, make_spec
+
+
+def doing(here: World) -> dict[str, str]:
+    return {view.site: view.doing for view in here.core.view("j", here.now).sites}
+
+
+def test_an_open_round_names_who_is_waited_for_how_far_it_is_and_until_when() -> None:
+    here = World().running("a", "edge-2")
+    here.upload("a")
+    here.report("edge-2", m.Progress(job="j", epoch=1, clock=0, step=3, of=10))
+    here.now += 2.0
+    assert here.waiting() == (
+        "round 1: waits for edge-2 (training, step 3 of 10, last heard 2 s ago), deadline in 58 s"
+    )
+    assert doing(here) == {
+        "a": "waiting for edge-2",
+        "edge-2": "training clock 0, step 3 of 10, last heard 2 s ago",
+    }
+
+
+def test_a_closed_connection_and_a_coordinator_restart_are_told_apart() -> None:
+    here = World().running("a", "b")
+    here.close("a")
+    assert "a (training, connection closed, last heard 0 s ago)" in here.waiting()
+    here.restart()
+    assert "a (training, not heard since the coordinator started)" in here.waiting()
+
+
+def test_every_condition_of_a_site_has_its_sentence() -> None:
+    here = World()
+    here.submit(spec=make_spec(sites=Sites(wanted=5, select=2)))
+    here.join("a")
+    here.join("b")
+    here.join("c")
+    here.join("empty", train=0, test=0)
+    here.join("eva", role="evaluator", test=0)
+    here.join("d")
+    here.connect("loader")
+    here.connect("no")
+    here.report("no", m.Declined(job="j", reason="not allowed here"))
+    here.init("eva")
+    assert here.job.round is not None
+    first, second = sorted(here.job.round.tasks)
+    here.upload(first, facts=here.facts(first, problem="NaN"))
+    gone, idle = sorted({"a", "b", "c", "d"} - {first, second})
+    here.step(s.SiteLeft(site=gone, reason="maintenance"))
+    found = doing(here)
+    assert found[first] == "out of round 1: NaN"
+    assert found[second].startswith("training clock 0")
+    assert found[gone] == "maintenance"
+    assert found[idle] == "waiting for the next round"
+    assert found["empty"] == "no data"
+    assert found["eva"] == "no data to evaluate on"
+    assert found["no"] == "refused: not allowed here"
+    here.ready("loader")
+    here.close("loader")
+    here.connect("loader", instance="2")
+    assert doing(here)["loader"] == "loading task and data"
+
+
+def test_folding_and_the_end_are_told() -> None:
+    here = World().running("a", "b")
+    here.upload("a")
+    here.upload("b")
+    assert here.waiting() == "version 1 is being folded from 2 updates"
+    here.committed()
+    here.command("stop")
+    assert here.waiting() == ""
+    assert doing(here)["a"] == "done: the job is stopped"
+
+
+def test_a_long_list_of_names_is_cut() -> None:
+    names = [f"site-{index:02}" for index in range(20)]
+    here = World().running(*names)
+    assert "site-11" in here.waiting()
+    assert ", and 8 more, deadline in 60 s" in here.waiting()
+
+
+def test_dense_bytes_count_what_float32_would_have_cost_in_both_directions() -> None:
+    here = World().running("a", "b")
+    assert here.core.view("j", here.now).dense_bytes == 2 * 16
+    here.round()
+    assert here.core.view("j", here.now).dense_bytes == (4 + 2) * 16
