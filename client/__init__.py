@@ -7,7 +7,7 @@
 - `sitefiles` what a site keeps on disk: identity, state, updates on their way, the log of what left
 - `allow`     which task code the owner of this site lets run: name -> file and hash
 - `worker`    the training process (torch): one period after the other, data loaded once
-- `localjob`  one job in it: task, model and data, state from period to period, updates
+- `localjob`  one job in it: task, model, data, updates; `localstate` what is carried on
 - `loading`   imports the task, loads and checks its data; `taskref` names and hashes it
 - `stream`    training data as one endless stream with a position that survives a restart
 - `training`  local steps: optimizer, schedule, FedProx, SCAFFOLD; `optimizers`, `evaluation` beside

@@ -1,9 +1,4 @@
-"""One job at one site: its task, its state from period to period, its updates.
-
-State is a value with one address at a time: `state/` on disk. What is in memory is only a copy that
-is known to equal it (`_at` names it), and is thrown away when a period ends in any other way than
-with a settled update. So a restarted worker, a refused update and a stopped period are one case.
-"""
+"""One job at one site: its task, model and data, and the updates that it makes of them."""
 
 from __future__ import annotations
 
@@ -14,13 +9,12 @@ import torch
 from torch import Tensor
 
 from client import ipc, sitestate
-from client.bodyfiles import digest_of, read_delta, read_snapshot, write_body_file
+from client.bodyfiles import digest_of, read_snapshot, write_body_file
 from client.evaluation import BATCH_FACTOR, evaluate
 from client.loading import count_examples, load_data, single_example_note
+from client.localstate import LocalState
 from client.pipeline import Outgoing, make_update
 from client.seeds import seed_everything
-from client.statecodec import decode_value, encode_value, fetch, store
-from client.statefile import StateReader, Stored, read_value, write_state
 from client.stream import Stream
 from client.task import SiteContext, Task
 from client.tensors import (
@@ -35,12 +29,9 @@ from client.tensors import (
 from client.training import BetweenSteps, Corrections, Learner, Period
 from protocol.bodies import SnapshotMeta, UpdateMeta, dense_parts
 from protocol.errors import ConflictError, RefusedError, UsageError
-from protocol.layout import SNAPSHOT_PARTS, Part
+from protocol.layout import SNAPSHOT_PARTS, Part, TensorSpec
 from protocol.metrics import Metric, metric
 from protocol.names import derive_seed
-
-_FRESH = ""  # no update was settled yet
-_UNKNOWN = "?"  # memory holds something that no file holds
 
 
 class LocalJob:
@@ -62,10 +53,14 @@ class LocalJob:
             for part in SNAPSHOT_PARTS
             if part != "control" or self.control
         }
-        self._own_control = new_part(layout, "control", self.device) if self.control else None
         self._loaded = ""  # digest of the version that the model holds, untouched
-        self._at = _UNKNOWN
-        self._restore()
+        self.state = LocalState(
+            self.folder,
+            self.learner,
+            local={s.name: self.tensors[s.name] for s in layout.tensors if _stays(s)},
+            control=new_part(layout, "control", self.device) if self.control else None,
+            elements=layout.elements("delta"),
+        )
 
     # ------------------------------------------------------------ loading
 
@@ -77,8 +72,6 @@ class LocalJob:
         )
         self.layout, self.notes = described.layout, described.notes
         self.tensors = tensors_of(self.model)
-        self._local = [s.name for s in self.layout.tensors if s.role == "local" and not s.tie]
-        self._first_local = {name: self.tensors[name].detach().clone() for name in self._local}
         self._frozen_versions = self._versions_of_frozen()
 
     def _load_data(self) -> None:
@@ -131,7 +124,7 @@ class LocalJob:
 
         A model that has moved on is built again, so that every call gives the same version.
         """
-        if self._loaded or self._at != _FRESH:
+        if self._loaded or not self.state.is_first:
             seed_everything(derive_seed(self.spec.seed, "model"))
             source = tensors_of(self.task.model())
         else:
@@ -153,7 +146,8 @@ class LocalJob:
 
     def load_base(self, message: ipc.TrainPeriod | ipc.EvaluateBase) -> None:
         """Put a version into the model, after checking digest and layout."""
-        self._restore()
+        if self.state.restore():
+            self._loaded = ""
         if self._loaded == message.base_digest:
             return
         self._loaded = ""
@@ -190,7 +184,8 @@ class LocalJob:
         sitestate.forget_queued(self.folder)
         seed = derive_seed(self.spec.seed, "period", self.load.site, str(message.clock))
         seed_everything(seed)
-        self._loaded, self._at = "", _UNKNOWN  # until it has ended well, memory equals no file
+        self._loaded = ""
+        self.state.leave()
         if self.spec.optimizer.state == "reset":
             self.learner.forget_moments()
         start = {part: flat.to(self.device) for part, flat in self._staging.items()}
@@ -200,7 +195,7 @@ class LocalJob:
             self.layout,
             start,
             prox=self.spec.local.prox,
-            own_control=self._own_control,
+            own_control=self.state.control,
         )
         period = self.learner.train(
             corrections,
@@ -214,10 +209,10 @@ class LocalJob:
             self.layout,
             start,
             distance=period.distance,
-            residual=self._residual(sitestate.current_state(self.folder)),
+            residual=self.state.residual(),
         )
-        if self._own_control is not None:
-            self._own_control.add_(update.parts["control"])
+        if self.state.control is not None:
+            self.state.control.add_(update.parts["control"])
         return self._write(message, period, update, begin)
 
     def _write(
@@ -248,7 +243,7 @@ class LocalJob:
         views = [byte_view(flat.cpu()) for flat in update.parts.values()]
         with sitestate.new_update(self.folder, name) as folder:
             size = write_body_file(folder / sitestate.BODY, meta, views)
-            self._save(folder / sitestate.STATE, name)
+            self.state.save(folder / sitestate.STATE, name)
             record = sitestate.UpdateRecord(
                 job=meta.job,
                 site=meta.site,
@@ -264,103 +259,13 @@ class LocalJob:
                 parts={part.name: part.bytes for part in meta.parts},
             )
             sitestate.write_record(folder, record)
-        self._at = name
+        self.state.reached(name)
         return self.folder / name
 
     def settle(self, message: ipc.Settle) -> None:
         """Make the state what the verdict says."""
         name = sitestate.update_name(message.epoch, message.clock, message.attempt)
-        sitestate.settle(self.folder, name, message.verdict, self._give_back)
-
-    # ------------------------------------------------------------ state
-
-    def _save(self, path: Path, name: str) -> None:
-        keep = self.spec.optimizer.state == "keep"
-        schedule = self.learner.schedule
-        tensors: dict[str, Tensor] = {f"local/{n}": self.tensors[n] for n in self._local}
-        state = self.learner.optimizer.state_dict()
-        if not keep:
-            state["state"] = {}
-        value = {
-            "update": name,
-            "stream": self.stream.position,
-            "velocity": self.learner.velocity if keep else 0.0,
-            "optimizer": encode_value(state, "optimizer", tensors),
-            "schedule": None
-            if schedule is None
-            else encode_value(schedule.state_dict(), "schedule", tensors),
-        }
-        if self._own_control is not None:
-            tensors["control"] = self._own_control
-        write_state(path, value, [store(n, tensor) for n, tensor in tensors.items()])
-
-    def _restore(self) -> None:
-        """Make memory equal to the current state, unless it is already."""
-        path = sitestate.current_state(self.folder)
-        value = read_value(path)
-        if self._at == value.get("update", _FRESH):
-            return
-        self._loaded = ""
-        self.learner.renew_optimizer()
-        self.stream.forget()
-        if not value:
-            self._restore_first()
-            return
-        with path.open("rb") as file:
-            reader = StateReader(file)
-            self._restore_from(reader)
-        self._at = str(value["update"])
-
-    @torch.no_grad()
-    def _restore_first(self) -> None:
-        for name, tensor in self._first_local.items():
-            self.tensors[name].copy_(tensor)
-        if self._own_control is not None:
-            self._own_control.zero_()
-        self.stream.seek((0, 0))
-        self._at = _FRESH
-
-    @torch.no_grad()
-    def _restore_from(self, reader: StateReader) -> None:
-        value = reader.value
-        for name in self._local:
-            self.tensors[name].copy_(fetch(reader, f"local/{name}"))
-        if self._own_control is not None:
-            self._own_control.copy_(fetch(reader, "control"))
-        number, taken = value["stream"]
-        self.stream.seek((int(number), int(taken)))
-        tensors = {
-            name: fetch(reader, name)
-            for name in reader.entries
-            if name.startswith(("optimizer", "schedule"))
-        }
-        learner = self.learner
-        learner.optimizer.load_state_dict(decode_value(value["optimizer"], tensors))
-        if learner.schedule is not None and value["schedule"] is not None:
-            learner.schedule.load_state_dict(decode_value(value["schedule"], tensors))
-        learner.velocity = float(value["velocity"])
-
-    def _residual(self, path: Path) -> Tensor | None:
-        if not path.exists():
-            return None
-        with path.open("rb") as file:
-            reader = StateReader(file)
-            if "residual" not in reader.entries:
-                return None
-            return fetch(reader, "residual").to(self.device)
-
-    def _give_back(self, state: Path, body: Path, target: Path, name: str) -> None:
-        """Write `state` with the delta of `body` added to its residual to `target`."""
-        returned = torch.zeros(self.layout.elements("delta"))
-        read_delta(body, byte_view(returned))
-        with state.open("rb") as file:
-            reader = StateReader(file)
-            if "residual" in reader.entries:
-                returned.add_(fetch(reader, "residual"))
-            kept = [store(n, fetch(reader, n)) for n in reader.entries if n != "residual"]
-            value = reader.value | {"returned": name}
-        items: list[Stored] = [*kept, store("residual", returned)]
-        write_state(target, value, items)
+        sitestate.settle(self.folder, name, message.verdict, self.state.give_back)
 
     # ------------------------------------------------------------ frozen tensors
 
@@ -384,6 +289,10 @@ class LocalJob:
                 "Leave frozen tensors alone, or let them train.",
             )
         self._frozen_versions = versions
+
+
+def _stays(spec: TensorSpec) -> bool:
+    return spec.role == "local" and not spec.tie
 
 
 def _device(name: str) -> torch.device:

@@ -71,7 +71,7 @@ def make_update(
             start["control"].zero_()
         parts["control"] = start["control"]
     if residual is not None:
-        delta.add_(residual)
+        delta.add_(residual.to(delta.device))
     return Outgoing(parts=parts, norm=math.sqrt(energy_of(delta)))
 
 

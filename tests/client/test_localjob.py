@@ -12,7 +12,7 @@ from client import sitestate
 from client.statefile import read_value
 from client.task import Data, SiteContext, Task
 from client.tensors import tensors_of
-from protocol.errors import ConflictError, InvalidFileError, RefusedError
+from protocol.errors import ConflictError, InvalidFileError, RefusedError, UsageError
 from protocol.jobspec import Buffers, Local, Optimizer
 from tests.client.localjobs import Site, read_parts
 from tests.client.sampletasks import Linear, Loaders, Normed, examples
@@ -327,6 +327,18 @@ def test_version_0_is_the_same_after_training_too(tmp_path: Path):
     again = tmp_path / "again.body"
     site.job.make_init(again)
     assert read_parts(again)[0].digest == first
+
+
+class Strange(Linear):
+    def schedule(self, optimizer: torch.optim.Optimizer) -> Any:
+        schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+        schedule.hook = object()
+        return schedule
+
+
+def test_a_schedule_that_cannot_be_kept_is_refused_at_loading(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"schedule/hook is a builtins\.object"):
+        Site(tmp_path, Strange(), spec=make_spec())
 
 
 def test_a_model_that_cannot_travel_is_refused_at_loading(tmp_path: Path):
