@@ -18,7 +18,7 @@ from typing import Any, Final
 import torch
 
 from aggregation.fold import Accumulator
-from aggregation.tiles import as_bytes, from_bytes, spans
+from aggregation.tiles import as_bytes, from_bytes
 from aggregation.weights import Share, Weights, weigh
 from benchmarks.common import Bar, best_seconds
 from coordinator.fold_commit import fold_spools
@@ -52,11 +52,9 @@ def run(quick: bool) -> dict[str, Any]:
 
     def fold() -> None:
         for offset in range(0, elements * 4, PIECE):
-            pieces = [from_bytes(view[offset : offset + PIECE], torch.float32) for view in views]
-            for span in spans(pieces[0].numel()):
-                piece = sums.piece("delta", offset // 4 + span.start, span.stop - span.start)
-                for values, weight in zip(pieces, weights.delta, strict=True):
-                    piece.add(values[span], weight)
+            piece = sums.piece("delta", offset // 4, min(PIECE // 4, elements - offset // 4))
+            for view, weight in zip(views, weights.delta, strict=True):
+                piece.add(from_bytes(view[offset : offset + PIECE], torch.float32), weight)
 
     # Taking turns, so that a neighbour on the machine slows both.
     bounds, folds = [], []
