@@ -20,8 +20,9 @@ from protocol.messages import encode
 
 log = logging.getLogger(__name__)
 
-# aiohttp holds up to twice as much of a body before it stops reading: 0.5 MiB per open upload.
-READ_BUFFER_BYTES: Final = 256 << 10
+# aiohttp holds up to twice as much of a body before it stops reading, for anybody who connects:
+# with connections_max that bounds what strangers can make this process hold.
+READ_BUFFER_BYTES: Final = 64 << 10
 HEADER_LINE_BYTES_MAX: Final = 8190
 HEADERS_MAX: Final = 64
 LINGER_SECONDS: Final = 2.0  # how long the rest of a refused body is read and thrown away
@@ -151,6 +152,11 @@ class Connection(web.RequestHandler):
         if not self._busy and self._header_timer is None:
             self._arm()
         super().data_received(data)
+
+    def eof_received(self) -> None:
+        """The peer closes: the last moment at which a TLS connection's socket can be asked."""
+        self.count()
+        super().eof_received()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Settle the account and tell whoever waits for this peer."""

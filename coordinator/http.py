@@ -182,13 +182,13 @@ class Call:
         """What has come in of the body; empty at its end.
 
         Raises:
-            UsageError: silence for longer than body_idle_seconds.
+            BusyError: silence for longer than body_idle_seconds.
         """
         try:
             async with asyncio.timeout(self.settings.body_idle_seconds):
                 return await self.request.content.readany()
         except TimeoutError:
-            raise UsageError(
+            raise BusyError(
                 f"the body fell silent for {self.settings.body_idle_seconds:g} s.",
                 "Send it again, from the last stored offset where there is one.",
             ) from None

@@ -187,6 +187,8 @@ def _after(call: Call) -> int:
 
 async def _next_events(call: Call, rows: AsyncIterator[JournalPage | None]) -> list[bytes] | None:
     # None: the reader is gone, the coordinator stops, or there will be no more rows.
+    if call.services.stopping:
+        return None
     following = asyncio.ensure_future(_following(rows))
     watched: set[asyncio.Future[Any]] = {following, call.connection.over}
     try:

@@ -48,6 +48,7 @@ class Route(NamedTuple):
 
 
 SMALL: Final = SMALL_BODY_BYTES_MAX
+STRANGER: Final = 16 << 10  # of whoever has no credential yet
 LARGE: Final = JSON_BODY_BYTES_MAX
 BODY: Final = "application/octet-stream"
 _IDENTITY: Final = ("epoch", "clock", "attempt")
@@ -72,7 +73,7 @@ def _plain(path: str, role: Role, handler: Handler, summary: str, **rest: Any) -
 # fmt: off
 TABLE: Final[tuple[Route, ...]] = (
     _agents("GET", "/ca", "none", agents.ca, "The CA certificate.", gives="application/x-pem-file"),
-    _agents("POST", "/join", "none", agents.join, "Enrol a site with a one-time token.", cap=SMALL, takes=messages.Join, gives=messages.Joined),
+    _agents("POST", "/join", "none", agents.join, "Enrol a site with a one-time token.", cap=STRANGER, takes=messages.Join, gives=messages.Joined),
     _agents("POST", "/hello", "site", agents.hello, "Open a session.", cap=SMALL, takes=messages.Hello, gives=messages.Welcome),
     _agents("GET", "/next", "site", agents.poll, "Wait for instructions.", gives=messages.Instructions, session=True, query=("cursor",)),
     _agents("POST", "/events", "site", agents.events, "Report events.", cap=LARGE, takes=messages.Events, session=True),

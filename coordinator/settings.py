@@ -88,7 +88,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         Count, _about("Model downloads at the same time; the others wait their turn.")
     ] = 4
     uploads_max: Annotated[Count, _about("Uploads at the same time.")] = 256
-    connections_max: Annotated[Count, _about("Open connections per listener.")] = 4096
+    connections_max: Annotated[Count, _about("Open connections per listener.")] = 2048
     streams_max: Annotated[Count, _about("Open event streams of pages and watchers.")] = 256
     stream_event_bytes_max: Annotated[
         Bytes,

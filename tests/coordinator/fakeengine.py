@@ -386,9 +386,12 @@ async def running(
     """Serve a fake engine on two free loopback ports."""
     settings = CoordinatorSettings(
         data_dir=str(folder),
-        listen_agents="127.0.0.1:0",
-        listen_people="127.0.0.1:0",
-        **{"stop_seconds": 1.0, **values},
+        **{
+            "listen_agents": "127.0.0.1:0",
+            "listen_people": "127.0.0.1:0",
+            "stop_seconds": 1.0,
+            **values,
+        },
     )
     engine = FakeEngine(folder, upload_bytes_max=upload_bytes_max)
     with ports.bind("127.0.0.1", 0, "a") as agents, ports.bind("127.0.0.1", 0, "p") as people:

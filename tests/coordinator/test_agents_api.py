@@ -328,7 +328,7 @@ async def test_a_silent_upload_is_ended_and_kept_for_resuming(tmp_path: Path):
             headers=served.site(**{"Content-Length": "1000"}),
         ) as answer:
             error = decode(ErrorBody, await answer.read())
-        assert answer.status == 400
+        assert answer.status == 429
         assert "fell silent" in error.message
         assert served.engine.uploads[0].ended == "broken"
 

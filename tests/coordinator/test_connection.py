@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import ssl
 from pathlib import Path
+from time import time
 
+import aiohttp
 import pytest
 
+from coordinator import tls
 from coordinator.connection import Connection
+from coordinator.settings import CoordinatorSettings
 from protocol.messages import Events, encode
 from tests.coordinator.fakeengine import JOB, Served, running
 
@@ -95,6 +100,24 @@ async def test_the_account_equals_the_bytes_that_crossed_the_socket(served: Serv
             await asyncio.wait_for(served.client.get(served.people + "/healthz"), 5)
     assert served.engine.ledger.total() == (sent, received)
     assert served.engine.ledger.job(JOB).up > 300_000
+
+
+async def test_the_account_of_a_tls_connection_holds_its_records_too(tmp_path: Path):
+    size = 8 << 20
+    values = {"listen_agents": "0.0.0.0:0", "advertise": ("localhost",)}
+    secure = tls.prepare(CoordinatorSettings(data_dir=str(tmp_path), **values), time())  # type: ignore[arg-type]
+    assert secure is not None
+    (tmp_path / "3.body").write_bytes(bytes(size))
+    trust = ssl.create_default_context(cadata=secure.ca_pem.decode())
+    async with running(tmp_path, secure=secure, **values) as served:
+        async with aiohttp.ClientSession() as client:
+            address = served.agents.replace("http:", "https:") + f"/agent/v1/jobs/{JOB}/versions/3"
+            async with client.get(address, headers=served.site(), ssl=trust) as answer:
+                assert len(await answer.read()) == size
+        async with asyncio.timeout(5):
+            while served.engine.ledger.job(JOB).down < size:
+                await served.client.get(served.people + "/healthz")
+    assert size < served.engine.ledger.job(JOB).down < size * 1.01
 
 
 async def test_a_dropped_site_loses_its_connections(

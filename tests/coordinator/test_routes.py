@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.auth import RANK
-from coordinator.routes import STREAM, TABLE, Route
+from coordinator.routes import STRANGER, STREAM, TABLE, Route
 from protocol.errors import ErrorBody
 from protocol.limits import JSON_BODY_BYTES_MAX, SMALL_BODY_BYTES_MAX
 from protocol.messages import decode
@@ -150,7 +150,7 @@ async def test_weight_endpoints_stream_and_all_others_keep_a_small_cap(
         assert str(route.cap) in error.message
     else:
         assert answer.status == 400
-    assert route.cap in (STREAM, SMALL_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX)
+    assert route.cap in (STREAM, STRANGER, SMALL_BODY_BYTES_MAX, JSON_BODY_BYTES_MAX)
 
 
 async def test_a_large_upload_passes_whole(served: Served):
@@ -225,6 +225,10 @@ async def test_compressed_bodies_are_refused(served: Served):
         headers=served.person(**{"Content-Encoding": "gzip"}),
     ) as answer:
         assert answer.status == 400
+
+
+def test_whoever_has_no_credential_can_send_little():
+    assert all(route.cap <= STRANGER for route in TABLE if route.role == "none")
 
 
 def test_the_table_names_each_route_once():
