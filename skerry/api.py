@@ -314,16 +314,27 @@ def follow(api: Api, job: str, after_version: int = -1) -> Iterator[Change]:
         for last in _once_and_then(api.changes(job, seq), seq):
             seq = last
             view = api.job(job).job
-            ended = view.state in TERMINAL
+            # A job has ended when its end is stored, with the last metrics before it.
+            ended = view.state in TERMINAL and view.ended_at is not None
             newest = view.version if ended else view.version - 1
-            ready: tuple[VersionView, ...] = ()
-            if newest > shown:
-                found = api.versions(job, shown)
-                ready = tuple(one for one in found if shown < one.version <= newest)
-                shown = newest
+            ready = _complete(api, job, shown, newest)
+            if ready:
+                shown = ready[-1].version
             yield Change(job=view, versions=ready)
             if ended:
                 return
+
+
+def _complete(api: Api, job: str, after: int, newest: int) -> tuple[VersionView, ...]:
+    """Versions above `after` up to `newest`; the coordinator answers page by page."""
+    found: list[VersionView] = []
+    while after < newest:
+        page = [one for one in api.versions(job, after) if after < one.version <= newest]
+        if not page:
+            break
+        found += page
+        after = page[-1].version
+    return tuple(found)
 
 
 def _once_and_then(changes: Iterator[int], first: int) -> Iterator[int]:

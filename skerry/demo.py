@@ -75,14 +75,12 @@ def choose_example() -> Path:
     return EXAMPLES / "digits"
 
 
-def run_demo(folder: Path, *, as_json: bool) -> Result:
+def run_demo(folder: Path, example: Path, spec: JobSpec, *, as_json: bool) -> Result:
     """The whole demonstration in `folder`; nothing is left running.
 
     Raises:
         JobFailedError: a process or the job ended badly; the message names the log to read.
     """
-    example = choose_example()
-    spec = read_job(example / "job.toml")
     plans = site_plans(example, spec)
     with Processes(folder / "logs") as processes:
         note(f"starting a coordinator and {len(plans)} sites in {folder}")
@@ -179,7 +177,9 @@ def demo(as_json: bool, keep: bool) -> None:
     folder = Path(tempfile.mkdtemp(prefix="skerry-demo-"))
     try:
         with terminated_as_interrupted():
-            result = run_demo(folder, as_json=as_json)
+            example = choose_example()
+            spec = read_job(example / "job.toml")
+            result = run_demo(folder, example, spec, as_json=as_json)
     except (SkerryError, OSError):
         keep = True  # its logs say what happened
         raise
