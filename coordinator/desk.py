@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import secrets
 from typing import Literal
@@ -156,12 +155,10 @@ class Desk:
             self._runner.post(SiteClosed(site=action.site))
 
     def close_session(self, action: CloseSession) -> None:
-        """Say goodbye and end the session."""
+        """End the session; its mailbox says goodbye if the core has not."""
         session = self._sessions.pop(action.site, None)
         if session is not None:
-            with contextlib.suppress(SkerryError):
-                session.mailbox.put(Bye(reason=action.reason, retry=action.retry))
-            session.mailbox.close()
+            session.mailbox.close(Bye(reason=action.reason, retry=action.retry))
 
     def stop(self) -> None:
         """Answer every open poll."""

@@ -159,6 +159,7 @@ class Engine:
             store=self._store,
             fold=self._fold,
             stimulate=self.stimulate,
+            is_open=self._is_open,
         )
         self._carrier = Carrier(
             folders=self._folders,
@@ -259,6 +260,13 @@ class Engine:
             if not job.terminal and version > max(job.checkpoint, 0):
                 await self._carrier.save(name, version)
                 await self.stimulate(CheckpointDone(job=name, version=version))
+
+    def _is_open(self, key: UploadKey) -> bool:
+        """Whether the core waits for this very update."""
+        opened = self._core.job(key.job).round
+        task = opened.tasks.get(key.site) if opened is not None else None
+        wanted = (key.epoch, key.clock, key.attempt, "training")
+        return task is not None and (task.epoch, task.clock, task.attempt, task.state) == wanted
 
     def _spools_kept(self, name: str) -> frozenset[str]:
         """What the core counts on, and what its sites may be sending or go on to send."""

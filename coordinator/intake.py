@@ -34,7 +34,10 @@ Stimulate = Callable[[Stimulus], Awaitable[list[AnyAction]]]
 
 
 class Intake:
-    """Opens uploads, and settles them when they are whole: screen, tell the core, answer."""
+    """Opens uploads, and settles them when they are whole: screen, tell the core, answer.
+
+    `is_open(key)`: the core waits for just this update, so there is no verdict to look up.
+    """
 
     def __init__(
         self,
@@ -45,6 +48,7 @@ class Intake:
         store: Store,
         fold: FoldClient,
         stimulate: Stimulate,
+        is_open: Callable[[UploadKey], bool],
     ) -> None:
         self._folders = folders
         self._quota = quota
@@ -52,6 +56,7 @@ class Intake:
         self._store = store
         self._fold = fold
         self._stimulate = stimulate
+        self._is_open = is_open
         self._taking_init = asyncio.Lock()  # a job has one init.body
         self.uploads = Uploads(quota, disk)
 
@@ -84,6 +89,8 @@ class Intake:
         return Receipt(offset=await self.uploads.stored(path, check_update(key)))
 
     async def _settled(self, key: UploadKey) -> Receipt | None:
+        if self._is_open(key):
+            return None
         found = await queries.settlement(self._store, key.job, key.site, key.epoch, key.clock)
         if found is None or found.attempt != key.attempt:
             return None

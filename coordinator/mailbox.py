@@ -7,7 +7,7 @@ from collections import deque
 from typing import Final
 
 from protocol.errors import BusyError, UsageError
-from protocol.messages import Instruction, Instructions, Settled
+from protocol.messages import Bye, Instruction, Instructions, Settled
 
 ITEMS_MAX: Final = 1_000
 BATCH_MAX: Final = 100
@@ -83,8 +83,11 @@ class Mailbox:
         while self._items and self._items[0][0] <= self._acknowledged:
             self._items.popleft()
 
-    def close(self) -> None:
+    def close(self, goodbye: Bye | None = None) -> None:
         """Answer the open poll with what there is, and every later one at once."""
+        if goodbye is not None and not (self._items and isinstance(self._items[-1][1], Bye)):
+            self._last += 1
+            self._items.append((self._last, goodbye))
         self._closed = True
         self._changed.set()
 

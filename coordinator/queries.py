@@ -129,7 +129,7 @@ async def versions(store: Store, job: str, after: int) -> tuple[VersionView, ...
             lower = frozenset(msgspec.json.decode(raw, type=JobSpec).evaluation.lower_is_better)
         return tuple(_version_view(row, reports.get(row.version, {}), lower) for row in found)
 
-    return await store.read(work)
+    return await store.read(work, snapshot=True)
 
 
 def _version_view(

@@ -18,6 +18,7 @@ from protocol.frames import Scanner
 from protocol.names import file_id
 
 _SLOW_WRITE_SECONDS: Final = 0.005
+_THREADED_BYTES: Final = 16 * limits.MIB
 _RESCAN_BYTES: Final = 1 * limits.MIB
 
 
@@ -135,10 +136,6 @@ class Quota:
         if size:
             self._claims[path] = size
 
-    def job_bytes(self, folder: Path) -> int:
-        """What the job in `folder` has claimed."""
-        return sum(size for path, size in self._claims.items() if folder in path.parents)
-
     def remove(self, path: Path) -> None:
         """Delete a spool and give its room back; missing is fine."""
         path.unlink(missing_ok=True)
@@ -149,15 +146,15 @@ class SpoolFile:
     """An open spool, appended to.
 
     A write of 1 MiB into the page cache takes about 0.3 ms, less than the hop to a thread costs
-    under load, so writes are made right here; once the kernel makes one wait (the disk is behind),
-    this file goes on in threads.
+    under load, so writes are made right here; when the kernel makes one wait (the disk is behind),
+    the next ones go through threads.
     """
 
     def __init__(self, path: Path, length: int, disk: DiskWatch) -> None:
         self.path = path
         self.length = length
         self._disk = disk
-        self._slow = False
+        self._threaded = 0  # bytes that still go through threads
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._descriptor, length)
         os.lseek(self._descriptor, length, os.SEEK_SET)
@@ -169,12 +166,14 @@ class SpoolFile:
             BusyError: the disk is full.
         """
         try:
-            if self._slow:
+            if self._threaded > 0:
                 await in_thread(self._write, chunk)
+                self._threaded -= len(chunk)
             else:
                 began = perf_counter()
                 self._write(chunk)
-                self._slow = perf_counter() - began > _SLOW_WRITE_SECONDS
+                if perf_counter() - began > _SLOW_WRITE_SECONDS:
+                    self._threaded = _THREADED_BYTES
         except OSError as error:
             if not is_full(error):
                 raise

@@ -8,10 +8,11 @@ connection, so that they never starve readers of the pool nor each other of SQLi
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -22,7 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from coordinator import tables
 from coordinator.journal import SCHEMA, Entry, Event, decode_event, encode_event
-from coordinator.projections import PRIMARY_KEYS, Row, rows_of
+from coordinator.projections import PRIMARY_KEYS, Row, Table, Value, rows_of
 from protocol.errors import BusyError, ConflictError, UsageError
 from protocol.views import JournalLine
 
@@ -42,6 +43,26 @@ def sqlite_url(path: Path) -> str:
     return f"sqlite+aiosqlite:///{path}"
 
 
+class _Shape(NamedTuple):
+    """What the SQL of a row depends on."""
+
+    table: Table
+    insert: bool
+    key: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+def _shape(row: Row) -> _Shape:
+    return _Shape(row.table, row.insert, tuple(row.key), tuple(row.values))
+
+
+def _parameters(row: Row) -> dict[str, Value]:
+    if row.insert:
+        return {**row.key, **row.values}
+    keys = {f"key_{name}": value for name, value in row.key.items()}
+    return keys | {f"set_{name}": value for name, value in row.values.items()}
+
+
 class Store:
     """One database, one writing coordinator."""
 
@@ -58,6 +79,7 @@ class Store:
         self._sqlite = parsed.get_backend_name() == "sqlite"
         self._writing = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._statements: dict[_Shape, sa.Executable] = {}
         self.power = False  # a running job asks for durability through a power cut
         self.last_seq = 0
         self.last_now: float | None = None
@@ -95,13 +117,13 @@ class Store:
 
     # ------------------------------------------------------------ work
 
-    async def read(self, work: Work[T]) -> T:
-        """Run `work` on a connection, in a transaction that changes nothing.
+    async def read(self, work: Work[T], *, snapshot: bool = False) -> T:
+        """Run `work`, which changes nothing; with `snapshot` all its queries see one instant.
 
         Raises:
             BusyError: no connection became free in time.
         """
-        return await self._to_the_end(self._read(work))
+        return await self._to_the_end(self._read(work, snapshot=snapshot))
 
     async def write(self, work: Work[T]) -> T:
         """Run `work` in a transaction of its own: all of it is stored, or nothing."""
@@ -118,9 +140,11 @@ class Store:
         if not task.cancelled():
             task.exception()  # taken note of, also when nobody waits any more
 
-    async def _read(self, work: Work[T]) -> T:
+    async def _read(self, work: Work[T], *, snapshot: bool) -> T:
         try:
             async with self._engine.connect() as connection:
+                if snapshot:
+                    await connection.execution_options(skerry="snapshot")
                 return await work(connection)
         except exc.TimeoutError:
             raise BusyError(
@@ -129,7 +153,7 @@ class Store:
 
     async def _write(self, work: Work[T]) -> T:
         async with self._writing, self._engine.connect() as connection:
-            await connection.execution_options(skerry_writes="power" if self.power else "process")
+            await connection.execution_options(skerry="power" if self.power else "process")
             async with connection.begin():
                 return await work(connection)
 
@@ -152,9 +176,7 @@ class Store:
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(sa.insert(tables.journal), [_stored(e, at) for e in entries])
-            for entry in entries:
-                for row in rows_of(entry, at):
-                    await connection.execute(self._statement(row))
+            await self._project(connection, [row for e in entries for row in rows_of(e, at)])
 
         try:
             await self.write(work)
@@ -167,23 +189,37 @@ class Store:
         self.last_seq, self.last_now = entries[-1].seq, now
         return entries
 
-    def _statement(self, row: Row) -> sa.Executable:
-        table = tables.PROJECTIONS[row.table]
-        if row.insert:
-            return self.upsert(table, PRIMARY_KEYS[row.table], {**row.key, **row.values})
-        return (
-            sa.update(table)
-            .where(*(table.c[name] == value for name, value in row.key.items()))
-            .values(**row.values)
-        )
+    async def _project(self, connection: AsyncConnection, rows: list[Row]) -> None:
+        # Neighbours of one shape go in one call: every call is a few hops to SQLite's thread.
+        for shape, group in itertools.groupby(rows, _shape):
+            statement = self._statements.get(shape)
+            if statement is None:
+                statement = self._statements[shape] = self._statement(shape)
+            await connection.execute(statement, [_parameters(row) for row in group])
+
+    def _statement(self, shape: _Shape) -> sa.Executable:
+        table = tables.PROJECTIONS[shape.table]
+        if not shape.insert:
+            return (
+                sa.update(table)
+                .where(*(table.c[name] == sa.bindparam(f"key_{name}") for name in shape.key))
+                .values({name: sa.bindparam(f"set_{name}") for name in shape.values})
+            )
+        names = {*shape.key, *shape.values}
+        insert = self._insert(table).values({name: sa.bindparam(name) for name in names})
+        rest = {name: insert.excluded[name] for name in shape.values if name not in shape.key}
+        return insert.on_conflict_do_update(index_elements=PRIMARY_KEYS[shape.table], set_=rest)
+
+    def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+        return sqlite.insert(table) if self._sqlite else postgresql.insert(table)
 
     def upsert(
         self, table: sa.Table, key: Sequence[str], values: Mapping[str, Any]
     ) -> sa.Executable:
         """Insert a row, or set these columns of the one that has this key."""
         rest = {name: value for name, value in values.items() if name not in key}
-        insert = sqlite.insert if self._sqlite else postgresql.insert
-        return insert(table).values(**values).on_conflict_do_update(index_elements=key, set_=rest)
+        insert = self._insert(table).values(**values)
+        return insert.on_conflict_do_update(index_elements=key, set_=rest)
 
     async def entries(self, after: int = 0, *, job: str = "", limit: int = PAGE) -> list[Entry]:
         """Journal rows beyond `after`, in order; of one job when it is named."""
@@ -229,9 +265,8 @@ class Store:
                 await connection.execute(sa.delete(table))
             after = 0
             while page := await _journal_rows(connection, after, "", _REBUILD_PAGE):
-                for stored in page:
-                    for row in rows_of(_entry(stored), stored.at):
-                        await connection.execute(self._statement(row))
+                rows = [row for stored in page for row in rows_of(_entry(stored), stored.at)]
+                await self._project(connection, rows)
                 after = page[-1].seq
                 count += len(page)
 
@@ -308,11 +343,13 @@ def _create(url: sa.URL, pool: int) -> AsyncEngine:
     @event.listens_for(engine.sync_engine, "begin")
     def begin(connection: sa.Connection) -> None:
         # A transaction that reads and then writes must hold the write lock from the start: an
-        # upgrade in the middle fails at once, whatever the busy timeout says.
-        writes = connection.get_execution_options().get("skerry_writes")
-        if writes == "power":
+        # upgrade in the middle fails at once, whatever the busy timeout says. A single query is
+        # its own snapshot.
+        kind = connection.get_execution_options().get("skerry")
+        if kind == "power":
             connection.exec_driver_sql("PRAGMA synchronous=FULL")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        if kind is not None:
+            connection.exec_driver_sql("BEGIN" if kind == "snapshot" else "BEGIN IMMEDIATE")
 
     return engine
 

@@ -9,7 +9,7 @@ import pytest
 from coordinator import mailbox as mailbox_module
 from coordinator.mailbox import Mailbox
 from protocol.errors import BusyError, UsageError
-from protocol.messages import Abort, Initialise, Settled
+from protocol.messages import Abort, Bye, Initialise, Settled
 
 
 def note(job: str) -> Initialise:
@@ -78,6 +78,19 @@ async def test_closing_answers_the_open_poll_with_what_there_is() -> None:
     box.close()
     assert (await poll).items == ()
     assert (await box.wait(0, 60.0)).items == ()
+
+
+async def test_a_closed_mailbox_says_goodbye_once() -> None:
+    box = Mailbox()
+    goodbye = Bye(reason="revoked", retry=False)
+    box.put(goodbye)
+    box.close(Bye(reason="again", retry=True))
+    assert (await box.wait(0, 60.0)).items == (goodbye,)
+    box = Mailbox()
+    poll = asyncio.ensure_future(box.wait(0, 60.0))
+    await asyncio.sleep(0)
+    box.close(goodbye)
+    assert (await poll).items == (goodbye,)
 
 
 async def test_only_words_about_updates_carry_over_to_the_next_session() -> None:
