@@ -8,7 +8,6 @@ checkpoints/<v>/meta.json            version, layout, digests, facts of the comm
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from pathlib import Path
 from typing import Final
@@ -19,7 +18,7 @@ import torch
 from aggregation.server_optimizers import State
 from aggregation.tiles import TILE_BYTES, as_bytes
 from coordinator import crashpoints
-from coordinator.fold_files import TEMPORARY, replacing_directory
+from coordinator.fold_files import TEMPORARY, replacing_directory, sync_tree
 from coordinator.fold_model import Model, digest_of, empty_parts
 from coordinator.fold_safetensors import TORCH, Entry, Reader, open_file, write
 from coordinator.stimuli import CommitFacts
@@ -47,7 +46,7 @@ class Meta(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def save(model: Model, key: str, facts: CommitFacts, root: Path, *, fsync: bool = False) -> None:
-    """Write checkpoints/<version>/ under `root`. Older ones stay: see `remove_older`."""
+    """Have checkpoints/<version>/ under `root`. Older ones stay: see `remove_older`."""
     meta = Meta(
         job=model.job,
         version=model.version,
@@ -59,26 +58,42 @@ def save(model: Model, key: str, facts: CommitFacts, root: Path, *, fsync: bool 
         facts=facts,
         layout=model.layout,
     )
-    with replacing_directory(root / str(model.version), fsync=fsync) as folder:
-        _write(folder / MODEL, _model_entries(model), model.version, fsync=fsync)
+    target = root / str(model.version)
+    if _whole(target, meta):
+        # Not once more: there must be no instant without it.
+        if fsync:
+            sync_tree(target)
+        return
+    with replacing_directory(target, fsync=fsync) as folder:
+        _write(folder / MODEL, _model_entries(model), model.version)
         crashpoints.reach("fold_during_checkpoint")
-        _write(folder / SERVER, _server_entries(model), model.version, fsync=fsync)
+        _write(folder / SERVER, _server_entries(model), model.version)
         crashpoints.reach("fold_during_checkpoint")
-        with (folder / META).open("wb") as file:
-            file.write(msgspec.json.encode(meta))
-            file.flush()
-            if fsync:
-                os.fsync(file.fileno())
+        (folder / META).write_bytes(msgspec.json.encode(meta))
         crashpoints.reach("fold_during_checkpoint")
+        if fsync:
+            sync_tree(folder)
     crashpoints.reach("fold_after_checkpoint")
 
 
-def _write(path: Path, entries: list[Entry], version: int, *, fsync: bool) -> None:
+def _whole(folder: Path, wanted: Meta) -> bool:
+    """True when this very checkpoint is there and undamaged."""
+    if not folder.exists():
+        return False
+    try:
+        _, found = load(folder)
+    except (OSError, MalformedError):
+        return False
+    return (found.digest, found.server_digest, found.key) == (
+        wanted.digest,
+        wanted.server_digest,
+        wanted.key,
+    )
+
+
+def _write(path: Path, entries: list[Entry], version: int) -> None:
     with path.open("wb") as file:
         write(file, entries, {"skerry_version": str(version)})
-        file.flush()
-        if fsync:
-            os.fsync(file.fileno())
 
 
 def _model_entries(model: Model) -> list[Entry]:

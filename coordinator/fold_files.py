@@ -42,9 +42,7 @@ def replacing_directory(path: Path, *, fsync: bool = False) -> Iterator[Path]:
     temporary.mkdir(parents=True)
     try:
         yield temporary
-        if fsync:
-            sync_directory(temporary)
-        if path.exists():  # a damaged one: a whole one is never written again
+        if path.exists():  # damaged, or of no use: the caller never replaces a good one
             shutil.rmtree(path)
         temporary.rename(path)
     except BaseException:
@@ -61,6 +59,18 @@ def sync_directory(path: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_tree(folder: Path) -> None:
+    """Make a directory and the files in it survive a power cut."""
+    for path in sorted(folder.iterdir()):
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    sync_directory(folder)
+    sync_directory(folder.parent)
 
 
 def remove_stale(folder: Path) -> int:

@@ -71,7 +71,7 @@ class Resident(msgspec.Struct, kw_only=True):
     durable: bool  # a checkpoint of this version is on disk, or its body is all there is to it
 
     def checkpoint(self, *, fsync: bool = False) -> None:
-        """Write checkpoints/<version>/."""
+        """Have checkpoints/<version>/ on disk."""
         fold_checkpoint.save(self.model, self.key, self.facts, self.folder.checkpoints, fsync=fsync)
         self.durable = True
 

@@ -217,3 +217,17 @@ def test_a_killed_save_leaves_its_directory_and_the_next_one_takes_it_away(tmp_p
     bench.save(1)
     assert not list(tmp_path.rglob(".tmp-*"))
     assert fold_checkpoint.versions(tmp_path / "checkpoints") == [1]
+
+
+def test_a_whole_checkpoint_is_not_written_a_second_time(tmp_path: Path) -> None:
+    bench = started(tmp_path)
+    advance(bench, 1)
+    folder = tmp_path / "checkpoints" / "1"
+    inodes = []
+    for fsync in (False, True):
+        bench.service.handle(SaveCheckpoint(**bench.where, version=1, fsync=fsync))
+        inodes.append((folder / "model.safetensors").stat().st_ino)
+    assert inodes[0] == inodes[1]
+    (folder / "meta.json").write_bytes(b"{}")
+    assert bench.save(1).fault == ""
+    assert fold_checkpoint.load(folder)[0].digest == bench.digests[1]
