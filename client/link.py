@@ -226,12 +226,13 @@ class Link:
 
     async def _post(self) -> None:
         backoff = Backoff(self._rng)
+        at_once = EVENTS_AT_ONCE
         while True:
             await self._has_events.wait()
             await self.connected.wait()
             session = self._transport.session
             first = self._numbered[1] if self._numbered[0] == session else 0
-            items = tuple(self._outbox[: self._posting or EVENTS_AT_ONCE])
+            items = tuple(self._outbox[: self._posting or at_once])
             self._posting = len(items)
             body = Events(first=first, items=items)
             try:
@@ -239,8 +240,10 @@ class Link:
                     type(None), "POST", "/agent/v1/events", body, seconds=EVENTS_SECONDS
                 )
             except (MalformedError, LimitError) as error:
-                names = ", ".join(type(item).__name__ for item in items)
-                log.error("the coordinator does not take %s: %s", names, error.message)  # noqa: TRY400
+                if len(items) > 1:  # one of them spoils it for the others
+                    self._posting = at_once = 1
+                    continue
+                log.warning("%s is not taken: %s", type(items[0]).__name__, error.message)
             except SkerryError as error:
                 log.debug("events wait: %s", error.message)
                 await asyncio.sleep(backoff.pause())
@@ -250,6 +253,7 @@ class Link:
             backoff.reset()
             del self._outbox[: len(items)]
             self._posting = 0
+            at_once = min(2 * at_once, EVENTS_AT_ONCE)
             self._numbered = (session, first + len(items))
             if not self._outbox:
                 self._has_events.clear()

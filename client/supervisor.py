@@ -7,7 +7,6 @@ import contextlib
 import logging
 import os
 import signal
-from asyncio.subprocess import PIPE, Process
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,7 +34,8 @@ log = logging.getLogger("skerry.worker")
 STOP_SECONDS: Final = 1.5  # from "please" to "now", in three steps
 LAST_LINES: Final = 12
 LINE_CHARS_MAX: Final = 500
-_CHUNK_BYTES: Final = 1 << 14
+DRAIN_SECONDS: Final = 1.0
+_PRINT_BYTES_MAX: Final = 1 << 16
 _ROOT: Final = Path(__file__).resolve().parent.parent
 
 
@@ -60,21 +60,27 @@ def clean_environment(
     return kept
 
 
-class Worker:
-    """One worker process, in a session (and process group) of its own."""
+class Worker(asyncio.SubprocessProtocol):
+    """One worker process, in a session (and process group) of its own.
+
+    A protocol and no streams: only so is its end seen when it comes, and not when the last process
+    that inherited one of its pipes lets go of it.
+    """
 
     def __init__(
         self,
-        process: Process,
         on_message: Callable[[ipc.FromWorker], None],
         on_death: Callable[[str], None],
     ) -> None:
-        self._process = process
         self._on_message = on_message
         self._on_death = on_death
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._messages = Lines(limits.JSON_BODY_BYTES_MAX)
+        self._prints = Lines(_PRINT_BYTES_MAX)
         self._last: deque[str] = deque(maxlen=LAST_LINES)
-        self._ending = False
-        self._reader = asyncio.create_task(self._watch(), name="worker")
+        self._problem = ""
+        self._exited = asyncio.Event()
+        self._quiet = False  # stopped, or its death was told already
 
     @classmethod
     async def start(
@@ -87,113 +93,150 @@ class Worker:
         on_death: Callable[[str], None],
     ) -> Worker:
         """Start it; raises OSError when it cannot be started."""
-        process = await asyncio.create_subprocess_exec(
+        loop = asyncio.get_running_loop()
+        transport, worker = await loop.subprocess_exec(
+            lambda: cls(on_message, on_death),
             *command,
-            stdin=PIPE,
-            stdout=PIPE,
-            stderr=PIPE,
             cwd=folder,
             env=dict(environment),
             start_new_session=True,
-            limit=limits.JSON_BODY_BYTES_MAX,
         )
-        return cls(process, on_message, on_death)
+        worker._transport = transport  # noqa: SLF001  of our own class
+        return worker
 
     @property
     def pid(self) -> int:
         """Process id, also of its group."""
-        return self._process.pid
+        assert self._transport is not None
+        return self._transport.get_pid()
 
     def tell(self, message: ipc.ToWorker) -> None:
         """Hand over a request; one that no longer finds the worker is answered by its death."""
-        stdin = self._process.stdin
-        assert stdin is not None
+        stdin = self._stdin()
         if not stdin.is_closing():
             stdin.write(msgspec.json.encode(message) + b"\n")
 
     async def stop(self, seconds: float = STOP_SECONDS) -> None:
         """End it and all it started within `seconds`; nothing is heard of it from now on."""
-        self._ending = True
-        stdin = self._process.stdin
-        assert stdin is not None
-        stdin.close()
+        self._quiet = True
+        self._stdin().close()
         for signum in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                async with asyncio.timeout(seconds / 3):
-                    await self._process.wait()
+            if await self._gone_within(seconds / 3):
                 break
-            except TimeoutError:
-                self._signal(signum)
+            self._signal(signum)
         # Whatever it started is in its group: loader processes must not outlive it.
         self._signal(signal.SIGKILL)
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds / 3):
-                await self._process.wait()
-        self._reader.cancel()
-        await asyncio.gather(self._reader, return_exceptions=True)
+        await self._gone_within(seconds / 3)
+        self._close()
+
+    async def _gone_within(self, seconds: float) -> bool:
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._exited.wait()
+        except TimeoutError:
+            return False
+
+    def _stdin(self) -> asyncio.WriteTransport:
+        assert self._transport is not None
+        stdin = self._transport.get_pipe_transport(0)
+        assert isinstance(stdin, asyncio.WriteTransport)
+        return stdin
 
     def _signal(self, signum: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self._process.pid, signum)
+            os.killpg(self.pid, signum)
 
-    async def _watch(self) -> None:
-        errors = asyncio.create_task(self._read_errors(), name="worker stderr")
+    def _close(self) -> None:
+        if self._transport is not None:
+            self._transport.close()
+
+    # ------------------------------------------------------------ what the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """It runs."""
+        assert isinstance(transport, asyncio.SubprocessTransport)
+        self._transport = transport
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        """It wrote a message (stdout), or the user's code printed something (stderr)."""
+        if fd == 2:
+            for line in self._prints.feed(data):
+                self._print(line)
+            return
+        for line in self._messages.feed(data):
+            self._take(line)
+        if self._messages.overflown:
+            self._blame(f"the worker sent a line of more than {self._messages.most} bytes")
+
+    def process_exited(self) -> None:
+        """It ended. What is still in its pipes is read before its death is told."""
+        self._exited.set()
+        self._signal(signal.SIGKILL)
+        # A process that left the group may hold a pipe open for ever: do not wait for that.
+        asyncio.get_running_loop().call_later(DRAIN_SECONDS, self._tell_death)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """It ended, and its pipes are empty."""
+        del exc
+        self._tell_death()
+
+    def _take(self, line: bytes) -> None:
         try:
-            problem = await self._read_messages()
-            if problem:
-                self._signal(signal.SIGKILL)
-            code = await self._process.wait()
-            # A child may hold stderr open after the worker is gone: do not wait for it for ever.
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(1.0):
-                    await asyncio.shield(errors)
-            self._signal(signal.SIGKILL)
-        finally:
-            errors.cancel()
-            await asyncio.gather(errors, return_exceptions=True)
-        if not self._ending:
-            self._on_death(self._last_words(problem or _how_it_ended(code)))
-
-    async def _read_messages(self) -> str:
-        """Hand out messages until its stdout ends; the reason, if it is the worker's fault."""
-        stdout = self._process.stdout
-        assert stdout is not None
-        while True:
-            try:
-                line = await stdout.readline()
-            except ValueError:
-                return f"the worker sent a line of more than {limits.JSON_BODY_BYTES_MAX} bytes"
-            if not line:
-                return ""
-            try:
-                message = ipc.from_worker.decode(line)
-            except msgspec.MsgspecError as error:
-                return f"the worker sent a line that is no message ({error})"
-            if not self._ending:
+            message = ipc.from_worker.decode(line)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            self._blame(f"the worker sent a line that is no message ({error})")
+        else:
+            if not self._quiet and not self._problem:
                 self._on_message(message)
 
-    async def _read_errors(self) -> None:
-        """Log what the worker and the user's code print, line by line."""
-        stderr = self._process.stderr
-        assert stderr is not None
-        rest = b""
-        while chunk := await stderr.read(_CHUNK_BYTES):
-            *lines, rest = (rest + chunk).split(b"\n")
-            for line in lines:
-                self._said(line)
-            # Progress bars write one endless line: only its newest state is of interest.
-            rest = rest[-LINE_CHARS_MAX * 4 :]
-        self._said(rest)
+    def _blame(self, problem: str) -> None:
+        self._problem = self._problem or problem
+        self._signal(signal.SIGKILL)
 
-    def _said(self, line: bytes) -> None:
+    def _print(self, line: bytes) -> None:
+        # Of a progress bar, which rewrites its line, only the newest state is of interest.
         text = line.decode("utf-8", "replace").rstrip("\r").rpartition("\r")[2].rstrip()
         if text:
             self._last.append(text[:LINE_CHARS_MAX])
             log.info("%s", text[:LINE_CHARS_MAX])
 
-    def _last_words(self, reason: str) -> str:
+    def _tell_death(self) -> None:
+        if self._quiet:
+            return
+        self._quiet = True
+        self._print(self._prints.rest())
+        assert self._transport is not None
+        code = self._transport.get_returncode()
+        reason = self._problem or _how_it_ended(code if code is not None else 0)
         words = "\n".join(self._last)
-        return f"{reason}. Its last words:\n{words}" if words else f"{reason}."
+        self._close()
+        self._on_death(f"{reason}. Its last words:\n{words}" if words else f"{reason}.")
+
+
+class Lines:
+    """Splits a stream into lines; of one that is longer than `most` bytes only the end is kept."""
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self.overflown = False
+        self._open = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The lines that `data` completes, without their ends."""
+        first, *others = data.split(b"\n")
+        self._open += first
+        lines = []
+        for other in others:
+            lines.append(bytes(self._open))
+            self._open = bytearray(other)
+        if len(self._open) > self.most:
+            self.overflown = True
+            del self._open[: -self.most // 2]
+        return lines
+
+    def rest(self) -> bytes:
+        """What came after the last line's end."""
+        return bytes(self._open)
 
 
 def _how_it_ended(code: int) -> str:

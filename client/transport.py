@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
+import os
 import socket
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -240,7 +241,9 @@ class Transport:
         if isinstance(error, TimeoutError):
             return UnreachableError(f"{self.url} stopped answering ({error or 'timeout'}).")
         cause = getattr(error, "os_error", error)
-        text = getattr(cause, "strerror", None) or str(cause) or type(error).__name__
+        number = getattr(cause, "errno", None) or 0
+        # A failed look-up of a name has a negative number of its own, and its own text.
+        text = os.strerror(number) if number > 0 else str(cause) or type(error).__name__
         return UnreachableError(f"{self.url} cannot be reached: {text}.")
 
     async def _certificate_trouble(self, error: Exception) -> UnreachableError:

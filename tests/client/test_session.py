@@ -55,7 +55,7 @@ class Site:
 
     def __init__(
         self, *updates: StoredUpdate, known: bool = False, patience: Patience | None = None
-    ):
+    ) -> None:
         remembered = {"j": RememberJob(job="j", spec=stub_spec(), evaluator=False)}
         self.session = Session(
             jobs=JOBS,
