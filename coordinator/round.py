@@ -140,7 +140,10 @@ def closing(job: Job, now: float) -> Closing | None:
         CohortMember(site=site, epoch=task.epoch, clock=task.clock, spool=task.spool)
         for site, task in ((site, open_.tasks[site]) for site in queued)
     )
-    why = f"deadline reached with {len(cohort)} of {len(open_.tasks)}" if training else "all are in"
+    count = f"{len(cohort)} of {len(open_.tasks)}"
+    why = f"deadline reached with {count}" if training else f"{count} are in, the others are out"
+    if len(cohort) == len(open_.tasks):
+        why = "all are in"
     return Closing(cohort=cohort, reason=why, late=late)
 
 

@@ -343,7 +343,8 @@ class Fleet:
                 site.refusals.append(found.reason)
                 self.clock.after(1.0, dial)
                 return
-            self._sessions[site.name] = self._sessions.get(site.name, 0) + self.clock_ticket()
+            self._ticket += 1  # a number that no other session has had
+            self._sessions[site.name] = self._ticket
             stimulus = s.SiteConnected(site=site.name, role=site.role, instance=instance)
             if self.stimulate(stimulus):
                 site.welcomed()
@@ -353,14 +354,12 @@ class Fleet:
 
         self.clock.after(0.01, dial)
 
-    def clock_ticket(self) -> int:
-        """A number that no other session has had."""
-        self._ticket += 1
-        return self._ticket
-
     def _beat(self, site: SimSite, session: int) -> None:
+        instance = site.instance
+
         def beat() -> None:
-            if self._sessions.get(site.name) != session or not site.running:
+            same = self._sessions.get(site.name) == session and site.instance == instance
+            if not (same and site.running):
                 return
             if not site.frozen and self.up:
                 self.stimulate(s.SiteHeard(site=site.name))
