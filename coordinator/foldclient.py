@@ -78,8 +78,7 @@ class FoldClient:
         self._log_task: asyncio.Task[None] | None = None
         self._ids = 0
         self._stopped = False
-        self.generation = 0
-        self.restarts = 0
+        self.starts = 0
         self.trouble = ""  # why the last request failed; empty when all is well
         self.idle_mb = 0.0
         self.peak_mb = 0.0
@@ -170,7 +169,7 @@ class FoldClient:
             return
         if self._process is not None:
             await self._kill()
-        if self.generation:
+        if self.starts:
             # A test that kills the process at a named instant wants to see it come back.
             self._environment.pop(crashpoints.VARIABLE, None)
         self._process = await asyncio.create_subprocess_exec(
@@ -181,8 +180,7 @@ class FoldClient:
             env=self._environment,
             limit=_LINE_BYTES_MAX,
         )
-        self.restarts += bool(self.generation)
-        self.generation += 1
+        self.starts += 1
         self._log_task = asyncio.create_task(self._copy_log(self._process))
 
     async def start(self) -> None:

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Coroutine
 from typing import Any, Final
 
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy import exc
 
 from coordinator.actions import AnyAction, Persist
 from coordinator.core import Core
@@ -182,7 +182,9 @@ class Runner:
             except ConflictError as error:
                 self._fail(error.message)
                 raise
-            except (SQLAlchemyError, OSError) as error:
+            except (exc.IntegrityError, exc.ProgrammingError, exc.DataError):
+                raise  # rows that no database would take: trying on cannot help
+            except (exc.DBAPIError, exc.TimeoutError, OSError) as error:
                 # The core has decided: whatever comes later must wait until this is stored.
                 text = f"the journal cannot be written: {getattr(error, 'orig', error)}"
                 if not self.trouble:

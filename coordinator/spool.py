@@ -198,7 +198,15 @@ class SpoolFile:
 
     async def sync(self) -> None:
         """Wait until the bytes would survive a power cut."""
-        await in_thread(os.fsync, self._descriptor)
+        await in_thread(self._sync)
+
+    def _sync(self) -> None:
+        os.fsync(self._descriptor)
+        folder = os.open(self.path.parent, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(folder)  # the file's name
+        finally:
+            os.close(folder)
 
     def close(self) -> None:
         """Close; twice is fine."""

@@ -181,6 +181,8 @@ class Store:
         try:
             await self.write(work)
         except exc.IntegrityError as error:
+            if tables.journal.name not in str(error.orig):
+                raise
             raise ConflictError(
                 f"the journal holds row {entries[0].seq} already ({error.orig}): another "
                 "coordinator writes to this database.",

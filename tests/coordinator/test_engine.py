@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from safetensors.numpy import load_file, save_file
-from sqlalchemy.exc import OperationalError
+from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.disk import DiskWatch, write_atomically
 from coordinator.engine import Engine
@@ -191,6 +191,19 @@ async def test_nothing_goes_on_until_the_journal_can_be_written_again(
     assert seen == ["the journal cannot be written: database or disk is full"]
     assert engine.health().status == "ok"
     assert (await engine.journal(job)).entries[0].seq == 1
+
+
+async def test_rows_that_no_database_would_take_end_this_process(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refusing(*_args: Any) -> Any:
+        raise IntegrityError("INSERT", {}, sqlite3.IntegrityError("NOT NULL constraint failed"))
+
+    monkeypatch.setattr(engine._store, "append", refusing)
+    with pytest.raises(IntegrityError):
+        await submitted(engine, spec_of())
+    assert engine.failed.is_set()
+    assert "internal error" in engine.health().reasons[0]
 
 
 async def test_somebody_else_on_the_journal_ends_this_process(

@@ -40,7 +40,7 @@ async def test_it_starts_when_needed_and_answers(client: FoldClient, tmp_path: P
     now, peak, idle = client.memory()
     assert 1.0 < idle <= peak
     assert 1.0 < now <= peak
-    assert (client.trouble, client.restarts) == ("", 0)
+    assert (client.trouble, client.starts) == ("", 1)
 
 
 async def test_requests_are_answered_one_after_the_other(
@@ -57,7 +57,7 @@ async def test_a_death_or_nonsense_is_followed_by_a_new_process_and_the_same_req
 ) -> None:
     await client.ask(drop(tmp_path, job), Done)
     assert asked(tmp_path) == [f"DropJob {job}"] * 2
-    assert (client.restarts, client.trouble) == (1, "")
+    assert (client.starts, client.trouble) == (2, "")
 
 
 async def test_a_request_that_always_kills_is_given_up_with_the_reason(
@@ -74,7 +74,7 @@ async def test_a_request_that_always_kills_is_given_up_with_the_reason(
 async def test_no_answer_in_time_is_a_death(tmp_path: Path) -> None:
     client = FoldClient(command=COMMAND, seconds_base=1.5)
     await client.ask(drop(tmp_path, "hang"), Done)
-    assert client.restarts == 1
+    assert client.starts == 2
     await client.stop()
 
 
@@ -84,7 +84,7 @@ async def test_faults_come_back_as_they_were_said(client: FoldClient, tmp_path: 
     with pytest.raises(FoldError, match="no space left") as caught:
         await client.ask(drop(tmp_path, "full"), Done)
     assert caught.value.disk_full
-    assert client.restarts == 0
+    assert client.starts == 1
 
 
 async def test_a_process_that_does_not_hold_the_job_is_told_to_recover_it(

@@ -372,7 +372,7 @@ async def test_power_durability_syncs_before_settling(
     key = KEY._replace(clock=4)
     body = update_body("site", Train(**{**_fields(TRAIN), "clock": 4}), [0.5] * 10)
     await send(await bench.begin(len(body), key=key), body)
-    assert synced == [1]  # before the second settlement
+    assert synced == [1, 1]  # the file and its name, before the second settlement
 
 
 def _fields(train: Train) -> dict[str, Any]:
