@@ -76,14 +76,13 @@ class Deliveries:
             delivery.backoff.reset()
         asked = delivery.state == "asking"
         delivery.offset = receipt.offset
-        if receipt.offset >= delivery.update.bytes:
-            # All is there and is being looked at: it may yet be counted, so only ask again.
-            return self._wait(delivery, now)
-        if superseded:
+        if superseded and receipt.offset < delivery.update.bytes:
             self.judge(identity, "refused_drop")
             return []
         if not asked:
             return self._wait(delivery, now)
+        # Also when all is there: if nobody looks at it any more, because the coordinator was
+        # restarted in between, an upload of nothing from the end on makes it look again.
         delivery.state = "uploading"
         return [Upload(update=delivery.update, offset=receipt.offset)]
 

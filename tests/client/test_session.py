@@ -380,11 +380,14 @@ def test_a_half_sent_update_that_nobody_waits_for_is_dropped_not_sent():
     assert settle.verdict == "refused_drop"
 
 
-def test_an_update_that_is_whole_but_not_judged_is_waited_for_even_when_superseded():
+def test_an_update_that_is_whole_but_not_judged_is_looked_at_again_even_when_superseded():
+    """The coordinator may have died between the last byte and its verdict: the end is sent again."""
     site = Site(stored(3), known=True)
     site.hear(api.Connected())
     site.told(train_of(4))
     site.hear(api.Stands(identity=identity(3), receipt=receipt("unsettled", offset=1000)))
+    assert [upload.offset for upload in site.of(api.Upload)] == [1000]
+    site.hear(api.UploadBroke(identity=identity(3), reason="it is being settled"))
     wake = site.session.wake_at()
     assert wake is not None
     site.now = wake
