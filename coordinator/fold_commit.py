@@ -148,9 +148,11 @@ def _move(
         state = {name: flat.clone() for name, flat in tile_of(model.state, span).items()}
         optimizer.step(state, trial, tile.clone())
         heights.append(energy(trial))
-        for moved in (trial, *state.values()):
-            if math.isnan(energy(moved)):
+        for moved, square in ((trial, heights[-1]), *((t, energy(t)) for t in state.values())):
+            if math.isnan(square):
                 return _not_finite(model, span, moved, "the server optimizer's step would be")
+        if not state:
+            tile.copy_(trial)  # without server state the rehearsal is the performance
     buffers = sums.buffers_mean(weights.values_total)
     if math.isnan(energy_of(buffers)):
         return Moved(problem="the mean of the buffers is not finite: no version was made.")
@@ -160,8 +162,11 @@ def _move(
             server_change_(trial, sums.sums["control"][span], sites=active_sites)
             if math.isnan(energy(trial)):
                 return _not_finite(model, span, trial, "the control variate would be")
-    for span in spans(params.numel()):
-        optimizer.step(tile_of(model.state, span), params[span], gradient[span])
+    if model.state:
+        for span in spans(params.numel()):
+            optimizer.step(tile_of(model.state, span), params[span], gradient[span])
+    else:
+        model.parts["params"] = gradient
     model.parts["buffers"].copy_(buffers)
     model.parts["ints"].copy_(sums.ints_mean(weights.values_total))
     if model.control:
