@@ -39,7 +39,8 @@ def assign(
     Jobs that are paused or draining keep their sites and take no new ones.
     """
     pairs = []
-    for session in sorted(sessions, key=lambda session: session.site):
+    open_ = any(run.job.state in ("initialising", "running") for run in runs)
+    for session in sorted(sessions, key=lambda session: session.site) if open_ else ():
         held = works_for(runs, session.site)
         if not session.instance or len(held) >= site_jobs_max:
             continue

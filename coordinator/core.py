@@ -75,6 +75,8 @@ class Core:
             self._sessions.spare(now)
         batch = Batch(now)
         self._take(stimulus, batch)
+        if isinstance(stimulus, s.SiteReported) and isinstance(stimulus.event, Progress):
+            return []  # many come, and nothing ever becomes due by one
         return self._settle(batch)
 
     def _take(self, stimulus: s.Stimulus, batch: Batch) -> None:
@@ -117,8 +119,9 @@ class Core:
                 batch.do(CloseSession(site=session.site, reason=reason, retry=True))
         for run in self._live():
             lifecycle.advance(run, batch, self._around(run))
-        runs, sessions = list(self._runs.values()), list(self._sessions)
-        for run, session in assign.assign(runs, sessions, self.config.site_jobs_max):
+        runs = [run for run in self._runs.values() if not run.job.terminal]
+        pairs = assign.assign(runs, list(self._sessions), self.config.site_jobs_max)
+        for run, session in pairs:
             membership.prepare(run, batch, session.site, session.role)
         return batch.close()
 
