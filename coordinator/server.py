@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 from aiohttp import web
 
-from coordinator import agents_api, ports, tls
+from coordinator import agents_api, logs, ports, tls
 from coordinator.app import Mount, make_app
 from coordinator.connection import Connection, Limits, Listener
 from coordinator.engine import Engine, EngineSettings
@@ -58,7 +58,8 @@ async def serve(
     """Run a coordinator until SIGTERM (0), Ctrl-C (130), `stop` (0), or it cannot go on (1).
 
     `ready` is called once with the agents' and the people's base URL, when both answer. `mount`
-    adds pages to the people's application.
+    adds pages to the people's application. Without `stop` this is the process's main work: it
+    takes over signals and the log.
 
     Raises:
         InvalidFileError: settings that make no sense together.
@@ -66,6 +67,8 @@ async def serve(
         ConflictError: another coordinator works in the same data folder.
     """
     settings.check()
+    if stop is None:
+        logs.setup(settings.log_level, settings.log_format)
     folder = Path(settings.data_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as sockets:
@@ -128,11 +131,20 @@ class _Ending:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._event.is_set():
-            # The fold process ends by itself when its pipe closes; files are whole at any instant.
-            os._exit(INTERRUPTED)
+            _end_at_once()
         self.code = INTERRUPTED if number == signal.SIGINT else 0
         self.reason = f"got {number.name}"
         self._event.set()
+
+
+def _end_at_once() -> None:
+    # Files are whole at any instant. The fold process would end by itself, but only when it next
+    # looks at its pipe: after a fold, or after its imports.
+    for thread in Path("/proc/self/task").glob("*"):
+        with contextlib.suppress(OSError):
+            for child in (thread / "children").read_text(encoding="ascii").split():
+                os.kill(int(child), signal.SIGKILL)
+    os._exit(INTERRUPTED)
 
 
 @contextlib.asynccontextmanager

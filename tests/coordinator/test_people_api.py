@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import yarl
 
+from coordinator import http
 from coordinator.people_api import events_of
 from privacy.tokens import parse_join_token
 from protocol.errors import ErrorBody
@@ -253,6 +254,20 @@ async def test_a_site_of_any_name_is_commanded_by_it(served: Served, what: str, 
         assert answer.charset in (None, "utf-8")
         assert decode(SiteView, await answer.read()).name == name
     assert served.engine.told == [(what, (name, "a-admin", ""))]
+
+
+async def test_a_revoked_site_loses_its_connections(
+    served: Served, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(http, "_BYE_SECONDS", 0.0)
+    poll = asyncio.create_task(
+        served.client.get(served.agents + "/agent/v1/next", headers=served.site())
+    )
+    await served.engine.hearing.wait()
+    [connection] = served.services.listeners[0].open
+    assert (await call(served, "POST", "/api/v1/sites/edge-1/revoke"))[0] == 200
+    await asyncio.wait_for(connection.over, 5)
+    poll.cancel()
 
 
 async def test_names_in_lists_are_utf_8(served: Served):

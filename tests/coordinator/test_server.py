@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import ssl
@@ -123,6 +124,10 @@ async def join(client: aiohttp.ClientSession, running: Running, name: str) -> di
     return {**headers, "X-Skerry-Session": welcome.session}
 
 
+def never(*_: str) -> None:
+    pytest.fail("it said that it was ready")
+
+
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
     return [int(word) for word in text.split()]
@@ -230,12 +235,18 @@ async def test_a_second_ctrl_c_ends_at_once(tmp_path: Path):
             while any(alive(pid) for pid in below):
                 await asyncio.to_thread(os.sched_yield)
         upload.cancel()
+        await asyncio.gather(upload, return_exceptions=True)
 
 
-async def test_sigterm_ends_with_0(tmp_path: Path):
+async def test_sigterm_ends_with_0_and_the_log_is_json_lines_off_a_terminal(tmp_path: Path):
     async with coordinator(tmp_path) as running:
+        assert running.process.stderr is not None
         running.process.terminate()
         assert await asyncio.wait_for(running.process.wait(), 5) == 0
+        lines = (await running.process.stderr.read()).decode().splitlines()
+    said = [json.loads(line)["message"] for line in lines]
+    assert f"sites: {running.agents}, people: {running.people}" in said
+    assert "stopping: got SIGTERM." in said
 
 
 @pytest.mark.parametrize("taken", ["agents", "people"])
@@ -273,7 +284,7 @@ async def test_a_taken_port_is_found_before_anything_else_is_begun(tmp_path: Pat
     )
     began = monotonic()
     with pytest.raises(UsageError, match=str(port)):
-        await serve(settings, lambda *_: pytest.fail("it said that it was ready"))
+        await serve(settings, never, stop=asyncio.Event())
     assert monotonic() - began < 2
     assert not (tmp_path / "data" / "addresses.json").exists()
     server.close()
@@ -285,13 +296,13 @@ async def test_two_coordinators_do_not_share_a_data_folder(tmp_path: Path):
     )
     async with coordinator(tmp_path):
         with pytest.raises(ConflictError):
-            await serve(settings, lambda *_: pytest.fail("it said that it was ready"))
+            await serve(settings, never, stop=asyncio.Event())
 
 
 async def test_settings_that_make_no_sense_are_refused_first(tmp_path: Path):
     settings = CoordinatorSettings(data_dir=str(tmp_path / "data"), listen_agents="nowhere")
     with pytest.raises(InvalidFileError):
-        await serve(settings, lambda *_: pytest.fail("it said that it was ready"))
+        await serve(settings, never, stop=asyncio.Event())
     assert not (tmp_path / "data").exists()
 
 
