@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
+from client import logs
 from client.agentsettings import AgentSettings
 from client.allow import AllowList
 from client.assignment import Patience
@@ -197,6 +198,7 @@ async def run_agent(settings: AgentSettings) -> int:
     Raises:
         SkerryError: it cannot even start (not joined, folder in use, bad settings).
     """
+    logs.setup(settings.log_level, settings.log)
     folder = SiteFolder(settings.folder)
     text_of(folder.path)
     identity = folder.identity()

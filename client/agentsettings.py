@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Meta
@@ -82,4 +82,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
         float, Meta(gt=0, description="How long a step or an evaluation may take, in seconds.")
     ] = 3600.0
     log: Annotated[Form, Meta(description="Form of the log: auto, text or json.")] = "auto"
-    log_level: Annotated[str, Meta(description="debug, info, warning or error.")] = "info"
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"],
+        Meta(description="What is worth a line; debug tells of every period."),
+    ] = "info"

@@ -1,14 +1,12 @@
 """Starts an agent as a process of its own: `python -m tests.client.agentprocess FOLDER`."""
 
 import asyncio
-import logging
 import sys
 from pathlib import Path
 
 from client.agent import run_agent
 from client.agentsettings import AgentSettings, TaskSettings
 from protocol.errors import SkerryError
-from protocol.logs import formatter
 
 
 def settings_for(folder: Path, **more: object) -> AgentSettings:
@@ -22,11 +20,8 @@ def settings_for(folder: Path, **more: object) -> AgentSettings:
 
 
 def main() -> int:
-    handler = logging.StreamHandler()
-    handler.setFormatter(formatter("text", terminal=False))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
     try:
-        return asyncio.run(run_agent(settings_for(Path(sys.argv[1]))))
+        return asyncio.run(run_agent(settings_for(Path(sys.argv[1]), log="text")))
     except SkerryError as error:
         print(error, file=sys.stderr)
         return error.exit_code

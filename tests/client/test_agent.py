@@ -563,8 +563,7 @@ async def test_names_of_any_language_go_through(coordinator: FakeCoordinator, tm
         "tests.client.agentprocess",
         str(folder.path),
         stderr=asyncio.subprocess.PIPE,
-        env={**environment, "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0",
-             "PYTHONIOENCODING": "utf-8"},
+        env={**environment, "LANG": "C", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"},
         cwd=Path(__file__).parents[2],
     )  # fmt: skip
     await coordinator.prepare(spec)

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+import io
+import logging
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+
+from client import logs
+
+
+@pytest.fixture(autouse=True)
+def _root_as_it_was() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
+
+
+def test_records_are_json_lines_off_a_terminal_in_utf8():
+    """PC-085: a log under any locale holds names as they are."""
+    raw = io.BytesIO()
+    stream = io.TextIOWrapper(raw, encoding="ascii")
+    logs.setup("info", "auto", stream)
+    logging.getLogger("skerry.agent").info("works for 病院-3", extra={"job": "j-1"})
+    logging.getLogger("skerry.agent").debug("not this")
+    stream.flush()
+    (line,) = raw.getvalue().decode("utf-8").splitlines()
+    record = msgspec.json.decode(line)
+    assert (record["message"], record["job"], record["level"]) == (
+        "works for 病院-3",
+        "j-1",
+        "info",
+    )
+
+
+def test_text_is_for_people():
+    stream = io.StringIO()
+    logs.setup("debug", "text", stream)
+    logging.getLogger("skerry.worker").debug("hello")
+    assert "debug" in stream.getvalue()
+    assert stream.getvalue().endswith("hello\n")
