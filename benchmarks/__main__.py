@@ -1,7 +1,7 @@
 """`python -m benchmarks NAME [--json] [--quick] [--record]`.
 
-A benchmark is a module of this package with `run(quick=...) -> fields` and `BARS`, figures by name
-(`name.key` for nested ones). The exit status is 0 when it measured, even if a bar is missed.
+A benchmark is a module of this package with `run(quick=...) -> fields` and `BARS`: figure (`name.key`
+for nested ones) -> `<= 0.05` or `>= 5`. The exit status is 0 when it measured, even if a bar is missed.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def measure(name: str, *, quick: bool) -> tuple[dict[str, Any], dict[str, Bar]]:
         "seconds": round(time.perf_counter() - started, 3),
         "quick": quick,
     }
-    return head | fields, dict(module.BARS)
+    return head | fields, {key: Bar.parse(text) for key, text in module.BARS.items()}
 
 
 def table(result: dict[str, Any], bars: dict[str, Bar]) -> str:

@@ -27,6 +27,20 @@ class Bar(NamedTuple):
     def __str__(self) -> str:
         return f"{self.rule} {self.limit:g}"
 
+    @classmethod
+    def parse(cls, text: str) -> Bar:
+        """`<= 0.05` or `>= 5`, the way benchmarks write their bars.
+
+        Raises:
+            ValueError: neither of the two.
+        """
+        rule, _, limit = text.partition(" ")
+        if rule == "<=":
+            return cls("<=", float(limit))
+        if rule == ">=":
+            return cls(">=", float(limit))
+        raise ValueError(f"{text!r} is not a bar: write '<= 0.05' or '>= 5'.")
+
 
 def best_seconds(work: Callable[[], object], *, repeats: int) -> float:
     """The shortest of several runs: what the machine can do when nothing else disturbs it."""

@@ -16,7 +16,7 @@ from benchmarks.common import Bar
 def toy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     module = types.SimpleNamespace(
         run=lambda quick: {"fast": 2.0, "sizes": {"2x1e5": 7}, "quick_run": quick},
-        BARS={"fast": Bar(">=", 5.0), "sizes.2x1e5": Bar("<=", 8.0)},
+        BARS={"fast": ">= 5", "sizes.2x1e5": "<= 8"},
     )
     monkeypatch.setattr(runner, "names", lambda: ["toy"])
     monkeypatch.setattr(runner.importlib, "import_module", lambda _: module)
@@ -62,3 +62,9 @@ def test_an_unknown_name_is_a_usage_error_that_lists_the_others(
 ) -> None:
     assert runner.main(["nope"]) == 2
     assert "fold" in capsys.readouterr().err
+
+
+def test_a_bar_that_is_neither_is_refused() -> None:
+    assert Bar.parse("<= 0.05") == Bar("<=", 0.05)
+    with pytest.raises(ValueError, match="not a bar"):
+        Bar.parse("< 3")
