@@ -1,7 +1,8 @@
 """`python -m benchmarks NAME [--json] [--quick] [--record]`.
 
-A benchmark is a module of this package with `run(quick=...) -> fields` and `BARS`: figure (`name.key`
-for nested ones) -> `<= 0.05` or `>= 5`. The exit status is 0 when it measured, even if a bar is missed.
+A benchmark is a module of this package with `run(quick=...) -> fields` and `BARS`, which maps a
+figure (`name.key` for nested ones) to `<= 0.05` or `>= 5`. The exit status is 0 when it measured,
+even if a bar is missed.
 """
 
 from __future__ import annotations
