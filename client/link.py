@@ -137,7 +137,7 @@ class Link:
 
     async def _open(self) -> Welcome:
         backoff = Backoff(self._rng)
-        refused_at: float | None = None
+        given_up_at: float | None = None
         hello = Hello(
             protocol=PROTOCOL, software=SOFTWARE, instance=self._instance, tasks=self._tasks
         )
@@ -150,12 +150,13 @@ class Link:
                 check_protocol(welcome.protocol, who="the coordinator")
             except ConflictError as error:
                 now = self._clock()
-                if refused_at is None:
-                    refused_at = now
-                    log.warning("%s Waiting for one lease, in case it is gone.", error.message)
-                lease = error.details.get("lease_seconds")
-                window = lease if isinstance(lease, int | float) else limits.LEASE_SECONDS
-                if now - refused_at > window + DUPLICATE_PAUSE_SECONDS:
+                if given_up_at is None:
+                    rest = error.details.get("retry_after_seconds")
+                    lease = rest if isinstance(rest, int | float) else limits.LEASE_SECONDS
+                    given_up_at = now + lease + DUPLICATE_PAUSE_SECONDS
+                    text = "%s If that process is gone, its name falls free within %.0f s: waiting."
+                    log.warning(text, error.message, lease)
+                if now > given_up_at:
                     raise DismissedError(error) from None
                 pause = DUPLICATE_PAUSE_SECONDS * self._rng.uniform(0.5, 1.0)
             except RefusedError as error:

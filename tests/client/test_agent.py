@@ -369,7 +369,7 @@ async def test_a_name_that_a_live_site_holds_is_given_up_after_one_lease(
     folder = make_site(tmp_path / "site", coordinator.url)
     coordinator.on_hello = lambda _: ConflictError(
         "site 'site-a' is already connected from another process, last heard 1.2 s ago.",
-        details={"lease_seconds": 0.5},
+        details={"retry_after_seconds": 0.5},
     )
     async with Running(folder, coordinator.url) as agent:
         error = await agent.ended()
