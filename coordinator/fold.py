@@ -88,7 +88,7 @@ class FoldService:
         if isinstance(request, Quit):
             return Done(id=request.id)
         if isinstance(request, DropJob):
-            self._jobs.forget(request.job)
+            self._jobs.release(request.job)
             return Done(id=request.id)
         folder = self._jobs.folder(request.folder)
         match request:

@@ -99,8 +99,15 @@ class Jobs:
         """The job, if it is resident."""
         return self._resident.get(job)
 
+    def release(self, job: str) -> None:
+        """Free the job's tensors, after a checkpoint when they are nowhere else."""
+        resident = self._resident.get(job)
+        if resident is not None and not resident.durable and resident.folder.path.exists():
+            resident.checkpoint()
+        self.forget(job)
+
     def forget(self, job: str) -> None:
-        """Free the job's tensors."""
+        """Free the job's tensors, whatever state they are in."""
         self._resident.pop(job, None)
         self._shapes.pop(job, None)
 

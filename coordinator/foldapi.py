@@ -104,7 +104,7 @@ class Export(Request, frozen=True, kw_only=True, tag="export"):
 
 
 class DropJob(Request, frozen=True, kw_only=True, tag="drop_job"):
-    """Free the job's tensors. -> Done"""
+    """Free the job's tensors; what is in no checkpoint is written to one before. -> Done"""
 
 
 class Quit(Request, frozen=True, kw_only=True, tag="quit"):
