@@ -167,14 +167,29 @@ class Registry:
         """All sites, by name."""
         return [self._sites[name] for name in sorted(self._sites)]
 
-    async def set_site(self, name: str, **changes: object) -> SiteAccount:
-        """Change columns of a site; a revoked one loses its secret's use, not its name."""
-        site = msgspec.structs.replace(self.site(name), **changes)
-        if site == self._sites[name]:
-            return site
-        stored = dict(changes)
-        if "tasks" in stored:
-            stored["tasks"] = msgspec.json.encode(site.tasks).decode()
+    async def set_site(
+        self,
+        name: str,
+        *,
+        state: SiteState | None = None,
+        software: str | None = None,
+        tasks: tuple[str, ...] | None = None,
+    ) -> None:
+        """Change what is given; NotFoundError. Nothing is written when nothing changes."""
+        held = self.site(name)
+        site = msgspec.structs.replace(
+            held,
+            state=held.state if state is None else state,
+            software=held.software if software is None else software,
+            tasks=held.tasks if tasks is None else tasks,
+        )
+        if site == held:
+            return
+        stored = {
+            "state": site.state,
+            "software": site.software,
+            "tasks": msgspec.json.encode(site.tasks).decode(),
+        }
 
         async def work(connection: AsyncConnection) -> None:
             await connection.execute(
@@ -183,7 +198,6 @@ class Registry:
 
         await self._store.write(work)
         self._sites[name] = site
-        return site
 
     # ------------------------------------------------------------ join tokens
 
