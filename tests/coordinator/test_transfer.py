@@ -87,10 +87,10 @@ async def test_a_file_that_shrinks_ends_the_answer_short(
 async def test_twenty_newcomers_take_turns_while_control_stays_responsive(
     served: Served, tmp_path: Path
 ):
-    """PC-031: 20 sites fetch 8 MiB at once (50 MiB scaled down): never more than 4 at a time, each
+    """PC-031: 20 sites fetch 2 MiB at once (50 MiB scaled down): never more than 4 at a time, each
     whole, and a heartbeat in between is answered within a second.
     """
-    size, newcomers = 8 << 20, 20
+    size, newcomers = 2 << 20, 20
     with (tmp_path / "3.body").open("wb") as file:
         file.truncate(size)
     at_once = most = 0
