@@ -1,0 +1,1 @@
+"""Whole programs on free loopback ports: one coordinator, its fold process, agents, workers."""
