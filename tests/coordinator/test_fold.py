@@ -332,11 +332,25 @@ def test_over_the_cap_the_least_recently_used_job_is_freed_and_comes_back(tmp_pa
     assert alone.digests == benches[0].digests
 
 
-def test_a_dropped_job_is_unknown_until_it_is_recovered(tmp_path: Path):
+def test_a_dropped_job_goes_on_where_it_was(tmp_path: Path) -> None:
     bench = Bench(tmp_path, PAIR, spec(server=Server(optimizer="momentum")))
     bench.init([0.0, 0.0])
     bench.fold(1, bench.spool("a", [1, 2]))
     bench.service.handle(DropJob(**bench.where))
+    bench.restart()
+    facts = bench.fold(2, bench.spool("a", [1, 2], clock=1))
+    straight = Bench(tmp_path / "straight", PAIR, bench.spec)
+    straight.init([0.0, 0.0])
+    for version in (1, 2):
+        straight.fold(version, straight.spool("a", [1, 2], clock=version - 1))
+    assert facts.digest == straight.digests[2]
+
+
+def test_a_new_process_says_that_it_does_not_know_the_base(tmp_path: Path) -> None:
+    bench = Bench(tmp_path, PAIR, spec(server=Server(optimizer="momentum")))
+    bench.init([0.0, 0.0])
+    bench.fold(1, bench.spool("a", [1, 2]))
+    bench.restart()
     late = bench.spool("a", [1, 2], clock=1)
     assert bench.fold_answer(2, late).unknown_state
     assert not bench.recover(0).fault
