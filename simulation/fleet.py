@@ -319,10 +319,23 @@ class Fleet:
         self.clock.after(delay, arrive)
 
     def _close(self, action: a.CloseSession) -> None:
-        site = self.sites.get(action.site)
         self._sessions.pop(action.site, None)
-        if site is not None and not site.frozen:
-            self.clock.after(0.01, lambda: site.disconnected(action.retry, action.reason))
+        if action.site in self.sites:
+            self._disconnect(self.sites[action.site], action.retry, action.reason)
+
+    def _disconnect(self, site: SimSite, retry: bool, reason: str) -> None:
+        """Its session is over: it learns that with its next request, once it can make one."""
+        instance = site.instance
+
+        def learn() -> None:
+            if site.instance != instance or not site.connected:
+                return
+            if site.frozen:
+                self.clock.after(0.5, learn)
+                return
+            site.disconnected(retry, reason)
+
+        self.clock.after(0.01, learn)
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
         """Make a call later."""
@@ -437,8 +450,7 @@ class Fleet:
         self._sessions.clear()
         self.clock.after(down_seconds, self._restart)
         for site in self.sites.values():
-            if site.connected and not site.frozen:
-                site.disconnected(retry=True, reason="the coordinator is away")
+            self._disconnect(site, True, "the coordinator is away")
 
     def _restart(self) -> None:
         self._resumed_at = self.journal[-1].now if self.journal else 0.0
