@@ -15,9 +15,15 @@ The shells do IO and decide nothing.
 
 - `foldapi`     what the engine and the fold process say to each other
 - `fold`        the fold process (the only one with torch): screen, commit, checkpoint, export
-- `store`       SQLAlchemy: journal, projections, sites, tokens; `migrations` by alembic
-- `spool`       uploads on disk: append, resume, quota
-- `engine`      runs the core: persists first, then acts
+- `store`       SQLAlchemy: the journal with its projections in one transaction; `tables`,
+                `migrations` by alembic, `queries` for what the API shows, `feed` for followers
+- `registry`    sites, join tokens, people
+- `spool`       uploads on disk: append, resume, quota; `uploads` checks and settles them
+- `foldclient`  starts, asks, watches and restarts the fold process
+- `disk`, `ledger`, `mailbox`, `crashpoints`   what their names say
+- `runner`      runs the core: one batch after the other, persists first, then acts
+- `desk`        receives sites; `intake` takes bulk in; `carrier` folds and removes files
+- `engine`      puts these together; all that the HTTP layer sees
 - `routes`      the table of routes and roles; `agents_api`, `people_api` behind it
 - `server`      listeners, TLS, start and stop
 """
