@@ -7,8 +7,15 @@ The core is pure: values in, values out, `now` an argument.
 - `actions`     what the core asks its shell to do, with the ordering duties
 - `core`        `handle(stimulus, now) -> actions`, `wake_at()`: membership, assignment, all jobs
 - `sessions`    who is connected, leases, duplicate names
-- `round`       one job: the bulk-synchronous round machine, a verdict and a reason for everything
-- `selection`   seeded drawing of a round's sites
+- `assign`      which site works for which job
+- `job`         one job as its journal tells it: `evolve(job, event, now)`
+- `run`         a job in motion: what is known only while this process lives
+- `round`       the decisions of a bulk-synchronous round: a verdict and a reason for everything
+- `conductor`   carrying these decisions out; `selection` draws a round's sites from the seed
+- `membership`  epochs and clocks: who enters, leaves, is refused
+- `lifecycle`   version 0, start, stop rules, checkpoints, the end
+- `evaluation`  who evaluates which version; targets
+- `explain`     the same for people: for whom or what a job waits
 - `projections` journal events -> rows of tables, rebuildable
 
 The shells do IO and decide nothing.
