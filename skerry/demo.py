@@ -178,7 +178,7 @@ def demo(as_json: bool, keep: bool) -> None:
     try:
         with terminated_as_interrupted():
             example = choose_example()
-            spec = read_job(example / "job.toml")
+            spec = federation.for_sites(read_job(example / "job.toml"), len(SITES))
             result = run_demo(folder, example, spec, as_json=as_json)
     except (SkerryError, OSError):
         keep = True  # its logs say what happened

@@ -14,6 +14,7 @@ from typing import Final
 import msgspec
 
 from client.join import join_site
+from protocol.jobspec import JobSpec
 from protocol.messages import SiteRole
 from protocol.names import file_id
 from protocol.views import TokenRequest
@@ -57,6 +58,16 @@ def start(
         (site / "agent.toml").write_text(agent_toml(plan, threads), encoding="utf-8")
         agents.append(start_agent(processes, plan.name, site))
     return Federation(folder=folder, addresses=addresses, api=api, agents=tuple(agents))
+
+
+def for_sites(spec: JobSpec, count: int) -> JobSpec:
+    """The job as it runs with the `count` sites that are here, however many its file asks for."""
+    replace = msgspec.structs.replace
+    return replace(
+        spec,
+        sites=replace(spec.sites, wanted=count, names=(), select=min(spec.sites.select, count)),
+        pacing=replace(spec.pacing, quorum=min(spec.pacing.quorum, count)),
+    )
 
 
 def connect(addresses: Addresses, data_dir: Path) -> Api:

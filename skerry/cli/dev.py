@@ -6,7 +6,6 @@ import tempfile
 from pathlib import Path
 
 import click
-import msgspec
 
 from protocol.errors import NotFoundError
 from protocol.views import JobRequest
@@ -52,12 +51,7 @@ def _stay(file: Path, sites: int, alpha: str, folder: Path) -> None:
     spec = read_job(file)
     if not spec.task.file:
         raise NotFoundError(f"{file} names no task file.", "Give `file` in its [task] section.")
-    # The job runs with the sites that are here, however many its file asks for.
-    spec = msgspec.structs.replace(
-        spec,
-        sites=msgspec.structs.replace(spec.sites, wanted=sites, names=()),
-        pacing=msgspec.structs.replace(spec.pacing, quorum=min(spec.pacing.quorum, sites)),
-    )
+    spec = federation.for_sites(spec, sites)
     plans = [
         SitePlan(
             name=f"site-{part + 1}",

@@ -23,7 +23,7 @@ from skerry import demo
 from skerry.baselines import measure
 from skerry.cli.jobs import read_job
 from skerry.comparison import Request
-from skerry.federation import EXAMPLES, SitePlan, agent_toml
+from skerry.federation import EXAMPLES, SitePlan, agent_toml, for_sites
 
 DIGITS = EXAMPLES / "digits"
 RESULT_KEYS = {
@@ -35,8 +35,9 @@ RESULT_KEYS = {
 @pytest.mark.e2e
 def test_four_sites_train_one_model_and_are_compared(tmp_path: Path):
     spec = msgspec.structs.replace(
-        read_job(DIGITS / "job.toml"), period=Period(steps=30), stop=Stop(versions=6)
-    )
+        for_sites(read_job(DIGITS / "job.toml"), len(demo.SITES)),
+        period=Period(steps=30), stop=Stop(versions=6),
+    )  # fmt: skip
     result = demo.run_demo(tmp_path, DIGITS, spec, as_json=True)
     assert result.versions == 6
     assert result.sites == 4
