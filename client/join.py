@@ -6,9 +6,10 @@ a new Ed25519 key -> Join with the proof that we hold it -> the site's own secre
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from client.sitefiles import SiteFolder, SiteIdentity
+from client.sitefiles import SentLog, SiteFolder, SiteIdentity
 from client.transport import Transport, check_url, read_capped
 from privacy.certificates import pinned
 from privacy.keys import new_private_key, public_hex, sign_join
@@ -69,6 +70,8 @@ async def join_site(
             coordinator=joined.coordinator,
             protocol=joined.protocol,
         )
+        entry = {"site": name, "coordinator": address}
+        SentLog(site.path).add(time.time(), "join", entry)
         site.save_identity(identity, secret=joined.secret, key_pem=key, ca_pem=ca_pem)
     return identity
 

@@ -18,12 +18,10 @@ import time
 from collections.abc import Callable
 from typing import Final
 
-import msgspec
-
 from client.backoff import Backoff
 from client.outage import Outage
 from client.sitefiles import SentLog
-from client.transport import NotACoordinatorError, Transport
+from client.transport import NotACoordinatorError, SilentError, Transport
 from protocol import limits
 from protocol.errors import (
     BusyError,
@@ -47,6 +45,7 @@ from protocol.messages import (
     Leave,
     Progress,
     Welcome,
+    encode,
 )
 from protocol.version import PROTOCOL, SOFTWARE, check_protocol
 
@@ -57,6 +56,7 @@ EVENTS_SECONDS: Final = 30.0
 POLL_SLACK_SECONDS: Final = 10.0
 EVENTS_AT_ONCE: Final = 64
 DUPLICATE_PAUSE_SECONDS: Final = 1.0
+LIVED_SECONDS: Final = 1.0  # a poll that was open for so long had reached the coordinator
 
 
 class DismissedError(Exception):
@@ -84,12 +84,16 @@ class Link:
         self.connected = asyncio.Event()
         self._transport = transport
         self._sent = sent
-        self._tasks = tasks
         self._rng = rng
         self._clock = clock
         self._on_session = on_session
         self._on_instruction = on_instruction
-        self._instance = f"{rng.getrandbits(128):032x}"
+        self._hello = Hello(
+            protocol=PROTOCOL,
+            software=SOFTWARE,
+            instance=f"{rng.getrandbits(128):032x}",
+            tasks=tasks,
+        )
         self._outage = Outage()
         self._welcomed = False
         self._outbox: list[Event] = []
@@ -105,10 +109,15 @@ class Link:
         """
         poster = asyncio.create_task(self._post(), name="events")
         try:
+            backoff = Backoff(self._rng)
             while True:
                 welcome = await self._open()
+                began = self._clock()
                 await self._poll(welcome)
                 self.connected.clear()
+                if self._clock() - began > limits.BACKOFF_LAST_SECONDS:
+                    backoff.reset()
+                await asyncio.sleep(backoff.pause())
         finally:
             poster.cancel()
             await asyncio.gather(poster, return_exceptions=True)
@@ -138,14 +147,11 @@ class Link:
     async def _open(self) -> Welcome:
         backoff = Backoff(self._rng)
         given_up_at: float | None = None
-        hello = Hello(
-            protocol=PROTOCOL, software=SOFTWARE, instance=self._instance, tasks=self._tasks
-        )
         self._transport.session = ""
         while True:
             try:
                 welcome = await self._transport.call(
-                    Welcome, "POST", "/agent/v1/hello", hello, seconds=HELLO_SECONDS
+                    Welcome, "POST", "/agent/v1/hello", self._hello, seconds=HELLO_SECONDS
                 )
                 check_protocol(welcome.protocol, who="the coordinator")
             except ConflictError as error:
@@ -182,9 +188,10 @@ class Link:
         self._transport.session = welcome.session
         if line := self._outage.over(self._clock()):
             log.info("%s", line)
-        elif not self._welcomed:
+        if not self._welcomed:
             log.info("connected to %s as %s", welcome.coordinator, welcome.site)
         self._welcomed = True
+        self._sent.add(time.time(), "hello", {"bytes": len(encode(self._hello))})
         self.connected.set()
         self._on_session()
 
@@ -195,6 +202,7 @@ class Link:
         backoff = Backoff(self._rng)
         cursor = welcome.cursor
         while True:
+            began = self._clock()
             try:
                 answer = await self._transport.call(
                     Instructions,
@@ -210,7 +218,14 @@ class Link:
                 log.debug("the session is over: %s", error.message)
                 return
             except SkerryError as error:
-                await asyncio.sleep(self._failed(error, backoff))
+                lived = self._clock() - began >= LIVED_SECONDS
+                if lived and not isinstance(error, SilentError):
+                    # It was open and was cut, as proxies do with quiet connections: the line is
+                    # good, and the coordinator must hear of us before its grace ends.
+                    backoff.reset()
+                    await asyncio.sleep(backoff.pause())
+                else:
+                    await asyncio.sleep(self._failed(error, backoff))
                 continue
             if line := self._outage.over(self._clock()):
                 log.info("%s", line)
@@ -219,7 +234,6 @@ class Link:
             for instruction in answer.items:
                 if isinstance(instruction, Bye) and instruction.retry:
                     log.info("the coordinator ends the session: %s", instruction.reason)
-                    await asyncio.sleep(backoff.pause())
                     return
                 self._on_instruction(instruction)
 
@@ -263,7 +277,7 @@ class Link:
         now = time.time()
         for item in items:
             name = type(item).__name__.lower()
-            self._sent.add(now, name, {"job": item.job, "bytes": len(msgspec.json.encode(item))})
+            self._sent.add(now, name, {"job": item.job, "bytes": len(encode(item))})
 
 
 def _with_hint(error: RefusedError) -> RefusedError:

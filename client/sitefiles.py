@@ -20,7 +20,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -277,9 +277,9 @@ class SentLog:
         self.path = folder / "sent.jsonl"
         self._bytes_max = bytes_max
 
-    def add(self, now: float, kind: str, fields: dict[str, str | int | float]) -> None:
+    def add(self, now: float, kind: str, fields: Mapping[str, str | int | float]) -> None:
         """Append a line; `now` is Unix time in seconds. A full disk only costs the line."""
-        line = msgspec.json.encode({"time": round(now, 3), "kind": kind} | fields) + b"\n"
+        line = msgspec.json.encode({"time": round(now, 3), "kind": kind, **fields}) + b"\n"
         try:
             with self.path.open("ab") as file:
                 file.write(line)

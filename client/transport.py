@@ -46,6 +46,10 @@ class NotACoordinatorError(UnreachableError):
     """Somebody answers at the address, but it is not a coordinator."""
 
 
+class SilentError(UnreachableError):
+    """Nothing came back in time, and nothing said that it would not."""
+
+
 def check_url(url: str, *, insecure: bool) -> str:
     """The address in its canonical form.
 
@@ -147,7 +151,7 @@ class Transport:
             ):
                 raw = await read_capped(answer, limits.JSON_BODY_BYTES_MAX)
         except TimeoutError:
-            raise UnreachableError(f"{self.url} did not answer within {seconds:.0f} s.") from None
+            raise SilentError(f"{self.url} did not answer within {seconds:.0f} s.") from None
         return self.decode(kind, raw)
 
     def decode(self, kind: type[T], raw: bytes) -> T:

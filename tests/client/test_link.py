@@ -9,22 +9,24 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from client import link as link_module
 from client.link import DismissedError, Link
 from client.sitefiles import SentLog
 from client.transport import Transport
 from protocol import messages
-from protocol.errors import BusyError, LimitError, RefusedError, UnauthenticatedError
+from protocol.errors import BusyError, ConflictError, LimitError, RefusedError, UnauthenticatedError
 from protocol.messages import Declined, Evaluated, Instruction, Progress
 from tests.client.fake_coordinator import JOB, FakeCoordinator, refusal
+from tests.faultproxy import FaultProxy
 
 
 class Linked:
     """A link alone, with what it handed out."""
 
-    def __init__(self, fake: FakeCoordinator, folder: Path) -> None:
+    def __init__(self, fake: FakeCoordinator, folder: Path, url: str = "") -> None:
         self.instructions: list[Instruction] = []
         self.sessions = 0
-        self.transport = Transport(fake.url)
+        self.transport = Transport(url or fake.url)
         self.link = Link(
             self.transport,
             SentLog(folder),
@@ -117,7 +119,9 @@ async def test_events_of_an_outage_arrive_after_it_and_progress_only_as_it_is(
         await asyncio.gather(task, return_exceptions=True)
     assert fake.events == [Progress(job=JOB, epoch=1, clock=1, step=49, of=50), evaluated(1)]
     lines = (tmp_path / "sent.jsonl").read_text("utf-8").splitlines()
-    assert [msgspec.json.decode(line)["kind"] for line in lines] == ["progress", "evaluated"]
+    assert [msgspec.json.decode(line)["kind"] for line in lines] == [
+        "hello", "progress", "evaluated", "hello",
+    ]  # fmt: skip
 
 
 async def test_an_event_that_is_never_taken_does_not_hold_up_the_others(
@@ -147,6 +151,43 @@ async def test_a_coordinator_that_stops_is_come_back_to(fake: FakeCoordinator, l
     await fake.send(messages.Bye(reason="restarts", retry=True))
     await fake.until(lambda: linked.sessions == 2)
     assert linked.instructions == []  # goodbye for now concerns only the line
+
+
+async def test_a_proxy_that_cuts_quiet_connections_is_no_outage(
+    fake: FakeCoordinator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+):
+    """PC-039: the long poll is cut again and again; the session, and so the training, lives on."""
+    monkeypatch.setattr(link_module, "LIVED_SECONDS", 0.2)
+    async with FaultProxy("127.0.0.1", fake.port) as proxy:
+        proxy.idle_limit = 0.3
+        made = Linked(fake, tmp_path, proxy.url)
+        async with made.transport:
+            task = asyncio.create_task(made.link.run())
+            await fake.until(lambda: fake.polls >= 5)
+            await fake.send(messages.EndJob(job="j", reason="", final=False))
+            await fake.until(lambda: fake._acked == 1)
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+    assert len(made.instructions) == 1
+    assert len(fake.hellos) == 1
+    assert not [record for record in caplog.records if record.levelname == "WARNING"]
+
+
+async def test_a_session_that_never_lasts_is_tried_with_growing_pauses(
+    fake: FakeCoordinator, tmp_path: Path
+):
+    fake.on_poll = lambda: ConflictError("this session is not open.")
+    made = Linked(fake, tmp_path)
+    async with made.transport:
+        begin = time.monotonic()
+        task = asyncio.create_task(made.link.run())
+        await fake.until(lambda: len(fake.hellos) == 4)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert time.monotonic() - begin > 0.6
 
 
 async def test_a_busy_coordinator_is_tried_again(fake: FakeCoordinator, tmp_path: Path):
