@@ -2,8 +2,12 @@
 
 - `task`      what a user writes: model, data, loss, metrics
 - `ipc`       what the agent and its worker say to each other
-- `session`   the agent's decisions, pure: instructions in, things to do out
-- `agent`     the long-lived process: joins, polls, moves bytes; no torch
+- `session`   the agent's decisions, pure: instructions in, things to do out (`sessionapi`);
+              `assignment` holds one job and its worker, `delivery` updates on their way
+- `agent`     the long-lived process, no torch: wires the session to its three shells,
+              `link` (sessions, polls, events), `transfers` (bodies), `supervisor` (the worker)
+- `transport` HTTP with credentials and errors that say what to do; `backoff`, `outage` beside
+- `join`      a one-time token becomes this site's own identity
 - `sitefiles` what a site keeps on disk: identity, state, updates on their way, the log of what left
 - `allow`     which task code the owner of this site lets run: name -> file and hash
 - `worker`    the training process (torch): one period after the other, data loaded once
