@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
@@ -78,8 +78,8 @@ def load(
     reader = schema.Reader(root)
     values = msgspec.convert(reader.read(tree), kind, dec_hook=_make_path)
     problems += [_with_origin(problem, origins) for problem in reader.problems]
-    if not problems:
-        problems += getattr(values, "problems", tuple)()
+    between: Iterable[Problem] = getattr(values, "problems", tuple)()
+    problems += [problem for problem in between if not reader.overlaps(problem.key)]
     if problems:
         raise InvalidFileError(
             f"these settings have {len(problems)} problem{'s' if len(problems) > 1 else ''}:",

@@ -8,6 +8,7 @@ from typing import Self
 import click
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
 
 from protocol.errors import JobFailedError
 from protocol.views import JobView, VersionView
@@ -65,12 +66,17 @@ class Live:
         self._console = console
         self._bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(),
+            BarColumn(bar_width=24),
             TextColumn(
                 "{task.completed:.0f}/{task.total:.0f}" if total else "{task.completed:.0f}"
             ),
             TimeElapsedColumn(),
-            TextColumn("{task.fields[doing]}"),
+            TextColumn(
+                "{task.fields[doing]}",
+                markup=False,
+                table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"),
+            ),
+            expand=True,
             console=console,
             transient=True,
             disable=not self._shown,
@@ -88,7 +94,7 @@ class Live:
         """Move the bar to the job's version and say what it waits for."""
         if self._shown:
             doing = view.waiting or view.reason or view.state
-            self._bar.update(self._task, completed=view.version, doing=doing[:60])
+            self._bar.update(self._task, completed=view.version, doing=doing)
 
     def line(self, text: str) -> None:
         """Print a line on stdout (or stderr), above the bar where both are the terminal."""

@@ -99,8 +99,9 @@ def test_all_problems_of_all_sources_come_at_once(tmp_path: Path):
 
 
 def test_rules_between_settings_are_asked_too():
-    with pytest.raises(InvalidFileError, match="anything but 8"):
-        settings.load(Example, env={"SKERRY_SIZE": "8"})
+    with pytest.raises(InvalidFileError, match="anything but 8") as caught:
+        settings.load(Example, env={"SKERRY_SIZE": "8", "SKERRY_RATE": "fast"})
+    assert [problem.key for problem in caught.value.problems] == ["rate", "size"]
 
 
 def test_a_file_that_is_no_toml_is_named(tmp_path: Path):
