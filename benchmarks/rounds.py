@@ -70,9 +70,7 @@ def measure(sites: int, elements: int, rounds: int) -> dict[str, float]:
         gaps = [after - before for before, after in itertools.pairwise(made)]
         view, info = here.api.job(job).job, here.api.info()
         model = 4 * elements
-        # Version 0 went up once, and every site fetched the last version to evaluate it: neither
-        # belongs to a round.
-        outside = model * (1 + sites)
+        outside = model  # version 0 went up once, which belongs to no round
         wire = view.bytes_up + view.bytes_down - outside
         return {
             "round_seconds": statistics.median(gaps[WARM_UP:]),

@@ -27,7 +27,10 @@ class Count(NamedTuple):
 
 def count(transport: asyncio.BaseTransport | None) -> Count | None:
     """What the kernel counted on this connection; None where it does not tell."""
-    sock = transport.get_extra_info("socket") if transport is not None else None
+    try:
+        sock = transport.get_extra_info("socket") if transport is not None else None
+    except AttributeError:  # asyncio's TLS transport forgets its protocol when it is closed
+        return None
     if sock is None or not sys.platform.startswith("linux"):
         return None
     try:

@@ -42,3 +42,13 @@ async def test_a_connection_is_counted_byte_by_byte():
 def test_nothing_is_counted_without_a_socket():
     assert wire.count(None) is None
     assert wire.count(asyncio.Transport()) is None
+
+
+def test_a_transport_that_has_forgotten_its_socket_counts_nothing():
+    """As asyncio's TLS transport does once it is closed."""
+
+    class Closed(asyncio.BaseTransport):
+        def get_extra_info(self, name: str, default: object = None) -> object:
+            raise AttributeError(name)
+
+    assert wire.count(Closed()) is None
