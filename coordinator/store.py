@@ -291,16 +291,25 @@ async def migrate(connection: AsyncConnection) -> None:
     Raises:
         ConflictError: a newer release has written this database.
     """
-    if await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version")):
-        found = await connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
-        if found == tables.REVISION:
-            return
+    known = await connection.run_sync(lambda sync: sa.inspect(sync).has_table("alembic_version"))
+    if not known:
+        await connection.run_sync(_create_schema)
+        return
+    found = await connection.scalar(sa.select(tables.revisions.c.version_num))
+    if found != tables.REVISION:
         log.info("the database is at revision %s, going to %s", found, tables.REVISION)
-    await connection.run_sync(_upgrade)
+        await connection.run_sync(_upgrade)
+
+
+def _create_schema(connection: sa.Connection) -> None:
+    # What all migrations together come to; a test holds the two against each other.
+    tables.metadata.create_all(connection, checkfirst=False)
+    tables.revisions.create(connection)
+    connection.execute(sa.insert(tables.revisions).values(version_num=tables.REVISION))
 
 
 def _upgrade(connection: sa.Connection) -> None:
-    # Imported here: most starts need no migration, and alembic is 10 MB that would stay resident.
+    # Imported here: few starts need a migration, and alembic is 11 MB that would stay resident.
     from alembic import command  # noqa: PLC0415
     from alembic.config import Config  # noqa: PLC0415
     from alembic.util import CommandError  # noqa: PLC0415

@@ -2,7 +2,7 @@
 
 Projections (columns as in `projections`) can be rebuilt from the journal; the registry and the
 ledger cannot, they are truth themselves. `REVISION` is the newest migration: a database that is
-there already needs no look at the migrations, nor the memory to load them.
+new or up to date needs no look at the migrations, nor the memory to load them.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    PrimaryKeyConstraint,
     String,
     Table,
     Text,
@@ -206,4 +207,12 @@ ledger: Final = Table(
     Column("job", _ID, primary_key=True),
     _int("up"),
     _int("down"),
+)
+
+# Alembic's own table, which says what a database was brought to.
+revisions: Final = Table(
+    "alembic_version",
+    MetaData(),
+    Column("version_num", String(32), nullable=False),
+    PrimaryKeyConstraint("version_num", name="alembic_version_pkc"),
 )

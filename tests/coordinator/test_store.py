@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import io
+import sys
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import sqlalchemy as sa
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
+from alembic.operations import Operations
 from alembic.script import ScriptDirectory
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -105,28 +108,76 @@ async def dump(store: Store) -> dict[str, list[tuple[Any, ...]]]:
     return await store.read(work)
 
 
-async def test_migrations_give_exactly_the_schema_of_the_tables(store: Store) -> None:
-    def compare(connection: sa.Connection) -> list[Any]:
-        context = MigrationContext.configure(connection, opts={"compare_type": True})
-        return compare_metadata(context, tables.metadata)
-
-    def schema(connection: sa.Connection) -> set[tuple[str, str]]:
-        query = sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL")
-        return {(name, " ".join(sql.split())) for name, sql in connection.execute(query)}
-
-    assert await store.read(lambda connection: connection.run_sync(compare)) == []
-    with sa.create_engine("sqlite://").begin() as fresh:
-        tables.metadata.create_all(fresh)
-        wanted = schema(fresh)
-    migrated = await store.read(lambda connection: connection.run_sync(schema))
-    assert {item for item in migrated if item[0] != "alembic_version"} == wanted
+def migrated(connection: sa.Connection) -> None:
+    """What an old database goes through, from the beginning."""
+    store_module._upgrade(connection)
 
 
-def test_the_revision_in_the_code_is_the_newest_migration() -> None:
+def created(connection: sa.Connection) -> None:
+    """What a new database gets."""
+    store_module._create_schema(connection)
+
+
+@pytest.mark.parametrize("make", [migrated, created])
+def test_a_new_database_gets_exactly_what_all_migrations_come_to(
+    make: Callable[[sa.Connection], None],
+) -> None:
+    def schema(connection: sa.Connection) -> list[tuple[str, str]]:
+        query = sa.text("SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL ORDER BY name")
+        return [(name, " ".join(sql.split())) for name, sql in connection.execute(query)]
+
+    with sa.create_engine("sqlite://").begin() as one, sa.create_engine("sqlite://").begin() as two:
+        migrated(one)
+        make(two)
+        assert schema(one) == schema(two)
+        assert two.execute(sa.select(tables.revisions)).all() == [(tables.REVISION,)]
+        context = MigrationContext.configure(two, opts={"compare_type": True})
+        assert compare_metadata(context, tables.metadata) == []
+
+
+def test_the_same_holds_for_postgresql() -> None:
+    written = io.StringIO()
+    options = {"as_sql": True, "output_buffer": written}
+    context = MigrationContext.configure(dialect_name="postgresql", opts=options)
+    with Operations.context(context):
+        for step in reversed(list(scripts().walk_revisions())):
+            step.module.upgrade()
+    statements: list[str] = []
+
+    def note(statement: sa.schema.ExecutableDDLElement, *_: Any, **__: Any) -> None:
+        statements.append(str(statement.compile(dialect=engine.dialect)))
+
+    engine = sa.create_mock_engine("postgresql://", note)
+    tables.metadata.create_all(engine, checkfirst=False)
+
+    def plain(text: str) -> list[str]:
+        return sorted(" ".join(one.split()) for one in text.split(";") if one.strip())
+
+    assert plain(written.getvalue()) == plain(";".join(statements))
+
+
+async def test_a_new_database_is_made_without_loading_the_migrations(tmp_path: Path) -> None:
+    code = (
+        "import asyncio, sys\nfrom coordinator.store import Store\n"
+        "async def main():\n    store = Store(sys.argv[1])\n    await store.open()\n"
+        "    await store.close()\nasyncio.run(main())\nprint('alembic' in sys.modules)"
+    )
+    for _ in range(2):  # new, and then up to date
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", code, sqlite_url(tmp_path / "db"), stdout=asyncio.subprocess.PIPE
+        )
+        assert (await process.communicate())[0].strip() == b"False"
+
+
+def scripts() -> ScriptDirectory:
     config = Config()
     folder = Path(store_module.__file__).parent / "migrations"
     config.set_main_option("script_location", str(folder))
-    assert ScriptDirectory.from_config(config).get_heads() == [tables.REVISION]
+    return ScriptDirectory.from_config(config)
+
+
+def test_the_revision_in_the_code_is_the_newest_migration() -> None:
+    assert scripts().get_heads() == [tables.REVISION]
 
 
 async def test_opening_again_changes_nothing_and_finds_the_end_of_the_journal(
