@@ -18,6 +18,8 @@ from protocol.errors import NotFoundError, UsageError
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1 << 20
+# What goes with the header. Read by a thread, and each thread keeps the room it once took.
+_FIRST_BYTES: Final = 64 << 10
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -123,9 +125,10 @@ async def _pump(
     direct = transport is not None and transport.get_extra_info("sslcontext") is None
     at = offset
     while at < size:
-        count = min(PIECE_BYTES, size - at)
+        first = direct and at == offset
+        count = min(_FIRST_BYTES if first else PIECE_BYTES, size - at)
         async with asyncio.timeout(call.settings.body_idle_seconds):
-            if direct and at > offset and transport is not None:
+            if direct and not first and transport is not None:
                 if transport.is_closing():
                     raise ConnectionResetError("the peer closed the connection")
                 moved = await loop.sendfile(transport, file, at, count)
