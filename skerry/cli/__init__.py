@@ -3,10 +3,11 @@
 - `main`      entry: UTF-8, exit codes, errors as sentences
 - `output`    JSON lines, tables, notes
 - `access`    which coordinator, with which token
-- `run`       coordinator, agent, join, dev
+- `coordinator`, `agent`, `join`, `dev`   the verbs of these names
 - `jobs`      job submit, validate, list, show, watch, pause, resume, drain, stop, export, delete
 - `sites`     site and token verbs
-- `local`     task check, config show, doctor, version
+- `task`      task check
+- `local`     config show, doctor, version
 
 Torch is imported by `task check` only.
 """

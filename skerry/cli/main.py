@@ -36,7 +36,7 @@ class Verb(NamedTuple):
 VERBS: Final = {
     "dev": Verb("dev", "dev", "A coordinator and example sites in one go; stays up."),
     "coordinator": Verb("coordinator", "coordinator", "Run a coordinator."),
-    "join": Verb("agent", "join", "Enrol this site with a join token."),
+    "join": Verb("join", "join", "Enrol this site with a join token."),
     "agent": Verb("agent", "agent", "Run this site's agent."),
     "job": Verb("jobs", "job", "Submit, watch and steer jobs."),
     "site": Verb("sites", "site", "List, drain and revoke sites."),
