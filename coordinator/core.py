@@ -47,7 +47,7 @@ class Core:
     # ------------------------------------------------------------ from the journal
 
     def restore(self, entries: Iterable[Entry]) -> None:
-        """Rebuild the state from the whole journal, in order. Call once, before anything else."""
+        """Rebuild the state from the journal: its next entries, in order, before anything else."""
         for entry in entries:
             event = entry.event
             if isinstance(event, JobSubmitted):

@@ -16,7 +16,7 @@ from coordinator.actions import AnyAction, Persist
 from coordinator.core import Core
 from coordinator.crashpoints import reach
 from coordinator.feed import Feed
-from coordinator.journal import Entry, JobMoved, JobSubmitted, VersionMade
+from coordinator.journal import JobMoved, JobSubmitted, VersionMade
 from coordinator.stimuli import Stimulus, Tick
 from coordinator.store import Store
 from protocol.errors import ConflictError, SkerryError
@@ -27,6 +27,7 @@ log = logging.getLogger("coordinator.engine")
 BEAT_SECONDS: Final = 0.5
 STALL_SECONDS: Final = 1.0
 _INBOX_MAX: Final = 10_000
+_PAGE: Final = 2_000
 _RETRY_FIRST_SECONDS: Final = 0.2
 _RETRY_LAST_SECONDS: Final = 5.0
 
@@ -75,12 +76,13 @@ class Runner:
         """Bring the core to where the journal ends."""
         began = self._store.last_now if self._store.last_now is not None else self._wall()
         self._origin = began - self._clock()
-        journal: list[Entry] = []
-        while page := await self._store.entries(journal[-1].seq if journal else 0, limit=5_000):
-            journal += page
-        self.core.restore(journal)
-        for entry in journal:
-            self._note_power(entry.event)
+        after = 0
+        while page := await self._store.entries(after, limit=_PAGE):
+            self.core.restore(page)
+            for entry in page:
+                self._note_power_on(entry.event)
+                self._note_power_off(entry.event)
+            after = page[-1].seq
 
     async def start(self) -> None:
         """Begin to work, and ask again for what was outstanding."""
@@ -173,7 +175,7 @@ class Runner:
 
     async def _persist(self, action: Persist) -> None:
         for event in action.events:
-            self._note_power(event)
+            self._note_power_on(event)
         pause = _RETRY_FIRST_SECONDS
         while True:
             try:
@@ -195,16 +197,22 @@ class Runner:
         if self.trouble:
             log.info("the journal can be written again.")
             self.trouble = ""
+        for event in action.events:
+            self._note_power_off(event)
         self._feed.publish(entries)
         if any(isinstance(event, VersionMade) for event in action.events):
             reach("version_persisted_before_announce")
 
-    def _note_power(self, event: object) -> None:
+    def _note_power_on(self, event: object) -> None:
         if isinstance(event, JobSubmitted) and event.spec.durability == "power":
             self._powered.add(event.job)
-        elif isinstance(event, JobMoved) and event.state in TERMINAL:
+            self._on_power(True)
+
+    def _note_power_off(self, event: object) -> None:
+        # Only once it is stored: the end of the job is to survive a power cut too.
+        if isinstance(event, JobMoved) and event.state in TERMINAL:
             self._powered.discard(event.job)
-        self._on_power(bool(self._powered))
+            self._on_power(bool(self._powered))
 
     def _fail(self, reason: str) -> None:
         self.fatal = self.fatal or reason

@@ -8,6 +8,7 @@ connection, so that they never starve readers of the pool nor each other of SQLi
 from __future__ import annotations
 
 import asyncio
+import importlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any, Final, NamedTuple, TypeVar
 import msgspec
 import sqlalchemy as sa
 from sqlalchemy import event, exc
-from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.dialects import sqlite
 from sqlalchemy.engine import make_url
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 
@@ -36,6 +37,7 @@ POOL_SECONDS: Final = 10.0
 BUSY_SECONDS: Final = 10.0
 PAGE: Final = 500
 _REBUILD_PAGE: Final = 2_000
+_CACHE_KIB: Final = 512  # of each connection; the kernel caches the file for all of them
 
 
 def sqlite_url(path: Path) -> str:
@@ -212,8 +214,12 @@ class Store:
         rest = {name: insert.excluded[name] for name in shape.values if name not in shape.key}
         return insert.on_conflict_do_update(index_elements=PRIMARY_KEYS[shape.table], set_=rest)
 
-    def _insert(self, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-        return sqlite.insert(table) if self._sqlite else postgresql.insert(table)
+    def _insert(self, table: sa.Table) -> sqlite.Insert:
+        # Each dialect has an `insert` of its own, both take ON CONFLICT in the same words; only
+        # the one in use is loaded.
+        module = importlib.import_module(f"sqlalchemy.dialects.{self._engine.dialect.name}")
+        made: sqlite.Insert = module.insert(table)
+        return made
 
     def upsert(
         self, table: sa.Table, key: Sequence[str], values: Mapping[str, Any]
@@ -347,8 +353,8 @@ def _create(url: sa.URL, pool: int) -> AsyncEngine:
         connection.isolation_level = None
         cursor = connection.cursor()
         cursor.execute("PRAGMA journal_mode=WAL")
-        cursor.execute("PRAGMA synchronous=NORMAL")
         cursor.execute("PRAGMA journal_size_limit=67108864")
+        cursor.execute(f"PRAGMA cache_size=-{_CACHE_KIB}")
         cursor.close()
 
     @event.listens_for(engine.sync_engine, "begin")
@@ -357,8 +363,10 @@ def _create(url: sa.URL, pool: int) -> AsyncEngine:
         # upgrade in the middle fails at once, whatever the busy timeout says. A single query is
         # its own snapshot.
         kind = connection.get_execution_options().get("skerry")
-        if kind == "power":
-            connection.exec_driver_sql("PRAGMA synchronous=FULL")
+        level = {"power": "FULL", "process": "NORMAL"}.get(kind or "")
+        if level is not None and connection.info.get("synchronous") != level:
+            connection.exec_driver_sql(f"PRAGMA synchronous={level}")
+            connection.info["synchronous"] = level  # `info` lives as long as the pooled connection
         if kind is not None:
             connection.exec_driver_sql("BEGIN" if kind == "snapshot" else "BEGIN IMMEDIATE")
 

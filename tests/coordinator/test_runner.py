@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
+from coordinator.core import Core
 from coordinator.engine import Engine
+from coordinator.journal import Entry
 from coordinator.stimuli import JobSubmission, Tick
 from protocol.errors import (
     ConflictError,
@@ -149,3 +151,50 @@ async def test_silence_counts_only_while_the_coordinator_could_hear(tmp_path: Pa
             engine._runner._notice_stall()
             await engine.stimulate(Tick())
         assert (await engine.sites()).sites[0].state == "away"
+
+
+async def test_a_job_that_is_to_survive_a_power_cut_does_so_from_its_first_row_to_its_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels: list[bool] = []
+    async with running(tmp_path) as engine:
+        store, append = engine._store, engine._store.append
+
+        async def noting(*args: Any) -> Any:
+            levels.append(store.power)
+            return await append(*args)
+
+        monkeypatch.setattr(store, "append", noting)
+        await submitted(engine, spec_of())
+        job = await submitted(engine, spec_of(durability="power"))
+    async with running(tmp_path) as engine:
+        store, append = engine._store, engine._store.append
+        assert store.power
+        monkeypatch.setattr(store, "append", noting)
+        await engine.command(job, "stop", "me")
+        await submitted(engine, spec_of())
+    assert levels == [False, True, True, False]
+
+
+async def test_a_long_journal_is_restored_page_after_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running(tmp_path) as engine:
+        jobs = [await submitted(engine, spec_of()) for _ in range(7)]
+        for job in jobs[::2]:
+            await engine.command(job, "pause", "me")
+        before = {view.id: view.state for view in (await engine.jobs()).jobs}
+        last = engine.last_seq()
+    monkeypatch.setattr("coordinator.runner._PAGE", 3)
+    pages: list[int] = []
+    restore = Core.restore
+
+    def noting(core: Core, entries: list[Entry]) -> None:
+        pages.append(len(entries))
+        restore(core, entries)
+
+    monkeypatch.setattr(Core, "restore", noting)
+    async with running(tmp_path) as engine:
+        assert {view.id: view.state for view in (await engine.jobs()).jobs} == before
+    assert sum(pages) == last
+    assert max(pages) == 3
