@@ -244,21 +244,7 @@ class LocalJob:
         with sitestate.new_update(self.folder, name) as folder:
             size = write_body_file(folder / sitestate.BODY, meta, views)
             self.state.save(folder / sitestate.STATE, name)
-            record = sitestate.UpdateRecord(
-                job=meta.job,
-                site=meta.site,
-                epoch=meta.epoch,
-                clock=meta.clock,
-                attempt=meta.attempt,
-                base_version=meta.base_version,
-                bytes=size,
-                examples=meta.examples,
-                steps=meta.steps,
-                norm=meta.norm,
-                seconds=seconds,
-                parts={part.name: part.bytes for part in meta.parts},
-            )
-            sitestate.write_record(folder, record)
+            sitestate.write_record(folder, meta, size)
         self.state.reached(name)
         return self.folder / name
 

@@ -27,6 +27,7 @@ from typing import Final
 import msgspec
 
 from client.statefile import read_value
+from protocol.bodies import UpdateMeta
 from protocol.messages import VerdictKind
 
 BODY: Final = "body"
@@ -96,8 +97,22 @@ def new_update(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
-def write_record(update: Path, record: UpdateRecord) -> None:
-    """Write an update's meta.json."""
+def write_record(update: Path, meta: UpdateMeta, size: int) -> None:
+    """Write an update's meta.json; `size` is the length of its body."""
+    record = UpdateRecord(
+        job=meta.job,
+        site=meta.site,
+        epoch=meta.epoch,
+        clock=meta.clock,
+        attempt=meta.attempt,
+        base_version=meta.base_version,
+        bytes=size,
+        examples=meta.examples,
+        steps=meta.steps,
+        norm=meta.norm,
+        seconds=meta.train_seconds,
+        parts={part.name: part.bytes for part in meta.parts},
+    )
     (update / META).write_bytes(msgspec.json.encode(record))
 
 

@@ -209,23 +209,7 @@ class Stub:
         views[0] = self.delta.data
         size = write_body_file(update / sitestate.BODY, meta, views)
         write_state(update / sitestate.STATE, {"update": name}, ())
-        sitestate.write_record(
-            update,
-            sitestate.UpdateRecord(
-                job=meta.job,
-                site=meta.site,
-                epoch=meta.epoch,
-                clock=meta.clock,
-                attempt=meta.attempt,
-                base_version=meta.base_version,
-                bytes=size,
-                examples=meta.examples,
-                steps=meta.steps,
-                norm=meta.norm,
-                seconds=seconds,
-                parts={part.name: part.bytes for part in meta.parts},
-            ),
-        )
+        sitestate.write_record(update, meta, size)
 
     def _trained(self, message: ipc.TrainPeriod, update: Path) -> None:
         record = sitestate.read_record(update)

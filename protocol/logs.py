@@ -7,8 +7,9 @@ are not set. A line never holds a line break of its own, so no name can forge a 
 
 from __future__ import annotations
 
+import io
 import logging
-from typing import Final, Literal
+from typing import Final, Literal, TextIO
 
 import msgspec
 
@@ -79,6 +80,17 @@ def formatter(form: Form, *, terminal: bool) -> logging.Formatter:
     if form == "auto":
         form = "text" if terminal else "json"
     return TextLines() if form == "text" else JsonLines()
+
+
+def send_to(stream: TextIO, level: str, form: Form) -> None:
+    """Send all log records of this process to `stream`, in UTF-8, and nowhere else."""
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(formatter(form, terminal=stream.isatty()))
+    root = logging.getLogger()
+    root.handlers[:] = [handler]
+    root.setLevel(level.upper())
 
 
 def _utf8(text: str) -> str:

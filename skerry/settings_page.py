@@ -1,13 +1,9 @@
-"""Writes `docs/settings.md`: every setting of coordinator, agent and command line.
-
-`python -m skerry.settings_page` writes the page, `--check` only says whether it is up to date.
-"""
+"""The text of `docs/settings.md`: every setting of coordinator, agent and command line."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -19,14 +15,13 @@ from protocol import schema
 from skerry.cli.access import PersonSettings
 from skerry.settings import PREFIX, class_type
 
-PAGE: Final = Path(__file__).resolve().parent.parent / "docs" / "settings.md"
 # Depends on the machine that writes the page.
 _INTERPRETER: Final = "PYTHON"
 
 _HEAD: Final = """\
 # Settings
 
-<!-- Written by `python -m skerry.settings_page` from the classes of settings; do not edit. -->
+<!-- Written by `./run docs` from the classes of settings; do not edit. -->
 
 Each value comes from the first of these that has it: a flag, a `SKERRY_*` variable, the settings
 file (TOML), the default. `skerry config show` prints every value and where it came from.
@@ -86,22 +81,3 @@ def _default(value: Any) -> str:
     if isinstance(value, tuple):
         value = [_INTERPRETER if item == sys.executable else item for item in value]
     return msgspec.json.encode(value, enc_hook=str).decode()
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Write or check the page; the exit code is 1 when a check fails, 2 for a wrong call."""
-    if list(arguments) not in ([], ["--check"]):
-        print("usage: python -m skerry.settings_page [--check]", file=sys.stderr)
-        return 2
-    text = page()
-    if not arguments:
-        PAGE.write_text(text, encoding="utf-8")
-        return 0
-    if PAGE.exists() and PAGE.read_text(encoding="utf-8") == text:
-        return 0
-    print(f"{PAGE.name} is not up to date: run `./run docs`.", file=sys.stderr)
-    return 1
-
-
-if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))

@@ -7,11 +7,15 @@ import pytest
 
 from client import sitestate
 from client.statefile import read_value, write_state
+from protocol.bodies import PartMeta, UpdateMeta
 
-RECORD: dict[str, Any] = {
-    "job": "j", "site": "s", "epoch": 1, "clock": 0, "attempt": 1, "base_version": 0, "bytes": 4,
-    "examples": 1.0, "steps": 1, "norm": 1.0, "seconds": 0.0,
-}  # fmt: skip
+
+def meta_of(clock: int) -> UpdateMeta:
+    return UpdateMeta(
+        job="j", site="s", epoch=1, clock=clock, attempt=1, base_version=0, base_digest="",
+        layout_digest="", examples=1.0, steps=1, effective_steps=1.0, norm=1.0,
+        parts=(PartMeta(name="delta", bytes=4),),
+    )  # fmt: skip
 
 
 def make(folder: Path, clock: int) -> str:
@@ -19,7 +23,7 @@ def make(folder: Path, clock: int) -> str:
     with sitestate.new_update(folder, name) as update:
         (update / sitestate.BODY).write_bytes(b"body")
         write_state(update / sitestate.STATE, {"update": name}, ())
-        sitestate.write_record(update, sitestate.UpdateRecord(**RECORD | {"clock": clock}))
+        sitestate.write_record(update, meta_of(clock), 4)
     return name
 
 
