@@ -124,5 +124,5 @@ def live_with_parent() -> None:
     signal.signal(signal.SIGHUP, look)
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGHUP, 0, 0, 0)
-    if parent == 1 or os.getppid() != parent:  # it died before we asked
+    if os.getppid() != parent:  # it died before we asked
         os._exit(1)

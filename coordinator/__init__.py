@@ -21,7 +21,8 @@ The core is pure: values in, values out, `now` an argument.
 The shells do IO and decide nothing.
 
 - `foldapi`     what the engine and the fold process say to each other
-- `fold`        the fold process (the only one with torch): screen, commit, checkpoint, export
+- `fold`        the fold process (the only one with torch): screen, commit, checkpoint, export;
+                `fold_process` starts it and lets it end with the coordinator
 - `store`       SQLAlchemy: the journal with its projections in one transaction; `tables`,
                 `migrations` by alembic, `queries` for what the API shows, `feed` for followers
 - `registry`    sites, join tokens, people

@@ -1,7 +1,7 @@
 """The fold process: the only part of the coordinator with torch. It screens, commits and exports.
 
-`python -m coordinator.fold` reads one request per line on stdin and answers on stdout, in order
-(`coordinator.foldapi`); it ends when stdin closes. `FoldService.handle` is the whole logic, so that
+It reads one request per line on stdin and answers on stdout, in order (`coordinator.foldapi`), and
+ends when stdin closes; `fold_process` starts it. `FoldService.handle` is the whole logic, so that
 the simulator can call it in its own process. Everything is done by one thread, in the order asked,
 so the same requests give the same bits.
 """
@@ -306,7 +306,3 @@ def main() -> int:
     cap = int(os.environ.get(RESIDENT_VARIABLE, limits.JOBS_RESIDENT_BYTES_MAX))
     serve(sys.stdin.buffer, answers, FoldService(resident_bytes_max=cap))
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -31,7 +31,7 @@ from protocol.errors import SkerryError
 
 log = logging.getLogger("coordinator.fold")
 
-COMMAND: Final = (sys.executable, "-m", "coordinator.fold")
+COMMAND: Final = (sys.executable, "-m", "coordinator.fold_process")
 SECONDS_BASE: Final = 60.0  # importing torch on a busy machine included
 BYTES_PER_SECOND: Final = 20e6  # far below the slowest disk that this is run on
 TRIES: Final = 3

@@ -131,20 +131,10 @@ class _Ending:
 
     def _signalled(self, number: signal.Signals) -> None:
         if self._event.is_set():
-            _end_at_once()
+            os._exit(INTERRUPTED)  # files are whole at any instant, and the fold process goes too
         self.code = INTERRUPTED if number == signal.SIGINT else 0
         self.reason = f"got {number.name}"
         self._event.set()
-
-
-def _end_at_once() -> None:
-    # Files are whole at any instant. The fold process would end by itself, but only when it next
-    # looks at its pipe: after a fold, or after its imports.
-    for thread in Path("/proc/self/task").glob("*"):
-        with contextlib.suppress(OSError):
-            for child in (thread / "children").read_text(encoding="ascii").split():
-                os.kill(int(child), signal.SIGKILL)
-    os._exit(INTERRUPTED)
 
 
 @contextlib.asynccontextmanager

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 import torch
 
+from coordinator import foldclient
 from coordinator.foldapi import (
     DropJob,
     Fold,
@@ -32,7 +33,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Process:
     def __init__(self) -> None:
         self.popen = subprocess.Popen(
-            [sys.executable, "-m", "coordinator.fold"],
+            foldclient.COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             cwd=ROOT,
@@ -118,6 +119,25 @@ def test_it_ends_when_told_to_or_when_its_engine_is_gone(how: str) -> None:
     finally:
         process.popen.kill()
         process.popen.wait(SECONDS)
+
+
+def test_it_dies_with_its_engine_even_while_it_imports_torch(tmp_path: Path) -> None:
+    """PC-083: `kill -9` of the coordinator leaves no process behind, whatever that one is doing."""
+    (tmp_path / "torch.py").write_text(
+        "import os, signal\nos.write(1, b'importing\\n')\nsignal.pause()\n"
+    )
+    program = (
+        "import signal, subprocess\nfrom coordinator.foldclient import COMMAND\n"
+        "child = subprocess.Popen(COMMAND, stdin=subprocess.PIPE)\nsignal.pause()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    ) as engine:  # fmt: skip
+        assert engine.stdout
+        assert engine.stdout.readline() == b"importing\n"
+        engine.kill()
+        assert engine.stdout.read() == b""  # the end comes when both have let go of the pipe
 
 
 def test_whatever_is_printed_never_stands_between_answers() -> None:
