@@ -104,6 +104,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             grace_seconds=self.grace_seconds,
             site_jobs_max=self.site_jobs_max,
             evaluation_timeout_seconds=self.evaluation_timeout_seconds,
+            upload_bytes_max=self.upload_bytes_max,
             spool_bytes_max=self.spool_bytes_max,
             jobs_resident_bytes_max=self.jobs_resident_bytes_max,
         )

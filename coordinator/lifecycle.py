@@ -21,7 +21,10 @@ from coordinator.membership import check_layouts, dismiss
 from coordinator.round import opening
 from coordinator.run import Around, Batch, Run
 from coordinator.stimuli import CheckpointDone, InitFacts
+from protocol.bodies import check_upload_fits
+from protocol.errors import LimitError
 from protocol.jobspec import JobSpec
+from protocol.layout import Layout
 from protocol.messages import Initialise, VerdictKind
 
 # Copies of the model that the fold process holds per job: the model and what its optimizer keeps.
@@ -112,6 +115,9 @@ def init_done(run: Run, batch: Batch, site: str, facts: InitFacts) -> None:
             fail(run, batch, f"the file given for version 0 does not fit: {problem}")
         elif site == job.init_site:
             _init_failed(run, batch, site, problem)
+    elif too_large := _too_large(run, facts.layout):
+        _answer(run, batch, site, "refused_drop", too_large)
+        fail(run, batch, too_large)
     else:
         batch.emit(
             job,
@@ -126,6 +132,18 @@ def init_done(run: Run, batch: Batch, site: str, facts: InitFacts) -> None:
         )
         _answer(run, batch, site, "counted", "it is version 0")
         check_layouts(run, batch)
+
+
+def _too_large(run: Run, layout: Layout | None) -> str:
+    """Why no update of this model could ever be taken: known before anybody trains."""
+    spec, limit = run.job.spec, run.config.upload_bytes_max
+    if layout is None or spec.evaluation_only:
+        return ""
+    try:
+        check_upload_fits(layout, control=spec.local.scaffold, upload_bytes_max=limit)
+    except LimitError as error:
+        return f"{error.message} {error.hint}"
+    return ""
 
 
 def _answer(run: Run, batch: Batch, site: str, verdict: VerdictKind, reason: str) -> None:

@@ -29,6 +29,7 @@ class CoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     init_timeout_seconds: float = 3600.0
     evaluation_timeout_seconds: float = 600.0
     checkpoint_retry_seconds: float = 30.0
+    upload_bytes_max: int = limits.UPLOAD_BYTES_MAX
     spool_bytes_max: int = limits.SPOOL_BYTES_MAX
     jobs_resident_bytes_max: int = limits.JOBS_RESIDENT_BYTES_MAX
 

@@ -97,6 +97,44 @@ def test_a_bad_version_0_is_refused_and_the_next_site_asked() -> None:
     assert here.job.number == 0
 
 
+@pytest.mark.parametrize("given", [False, True])
+def test_a_model_whose_updates_are_too_large_ends_the_job_before_anybody_trains(
+    given: bool,
+) -> None:
+    """PC-016: the reason names limit, size and setting; SCAFFOLD's second part counts as well."""
+    for scaffold, limit in ((False, 76), (True, 112)):  # 16 bytes a part, 20 a frame
+        here = World(upload_bytes_max=limit - 1)
+        local = Local(scaffold=scaffold)
+        here.submit(spec=make_spec(local=local), init=given)
+        here.join("a")
+        here.join("b")
+        here.init("" if given else here.job.init_site)
+        assert here.job.state == "failed"
+        assert f"an update of this model has {limit} bytes" in here.job.reason
+        assert f"limit of {limit - 1} bytes" in here.job.reason
+        assert "upload_bytes_max" in here.job.reason
+        assert [verdict.verdict for verdict in here.all(a.Verdict)] == (
+            [] if given else ["refused_drop"]
+        )
+        assert here.to(m.Train) == []
+
+        fits = World(upload_bytes_max=limit)
+        fits.submit(spec=make_spec(local=local), init=given)
+        fits.join("a")
+        fits.join("b")
+        fits.init("" if given else fits.job.init_site)
+        assert fits.job.state == "running"
+
+
+def test_a_model_that_is_only_evaluated_may_be_of_any_size() -> None:
+    here = World(upload_bytes_max=1)
+    here.submit(spec=make_spec(period=Period(epochs=0), stop=Stop()))
+    here.join("a")
+    here.join("b")
+    here.init(here.job.init_site)
+    assert here.job.state == "draining"
+
+
 def test_a_given_file_becomes_version_0_in_the_layout_of_the_first_ready_site() -> None:
     here = World()
     here.submit(init=True)
