@@ -7,7 +7,6 @@ long comes back to the core as a stimulus. This is all that the HTTP layer sees 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import errno
 import logging
 import os
@@ -249,8 +248,7 @@ class Engine:
         if self._housekeeping is not None:
             self._housekeeping.cancel()
             await asyncio.gather(self._housekeeping, return_exceptions=True)
-        with contextlib.suppress(SQLAlchemyError, OSError):
-            await self._flush_ledger()
+        await self._flush_ledger()
         await self._store.close()
         self._lock.release()
 
@@ -307,9 +305,13 @@ class Engine:
             case a.KeepVersions():
                 self._runner.spawn(self._carrier.keep_versions(action))
             case a.Release():
-                self._runner.spawn(self._carrier.release(action))
+                self._runner.spawn(self._release(action))
             case a.Verdict() | a.Persist():
                 pass  # uploads read their verdict from the batch; the runner has persisted
+
+    async def _release(self, action: a.Release) -> None:
+        await self._flush_ledger()  # what the job cost stands for good, whatever happens to us
+        await self._carrier.release(action)
 
     def _set_power(self, power: bool) -> None:
         self._store.power = self._intake.uploads.power = power
@@ -323,8 +325,7 @@ class Engine:
             await self._look_at_disk()
             looks += 1
             if looks % _LEDGER_EVERY == 0:
-                with contextlib.suppress(SQLAlchemyError, OSError):
-                    await self._flush_ledger()
+                await self._flush_ledger()
 
     async def _look_at_disk(self) -> None:
         self._disk.look()
@@ -356,6 +357,8 @@ class Engine:
             return
         try:
             await queries.save_ledger(self._store, rows)
+        except (SQLAlchemyError, OSError):
+            self.ledger.put_back(rows)  # the journal has the same trouble, and says so
         except BaseException:
             self.ledger.put_back(rows)
             raise
@@ -446,6 +449,7 @@ class Engine:
 
     async def sites(self) -> SiteList:
         """All sites ever joined."""
+        self.ledger.refresh()
         return SiteList(sites=tuple(self._site_view(site) for site in self._registry.sites()))
 
     def _site_view(self, site: SiteAccount) -> SiteView:
@@ -588,6 +592,7 @@ class Engine:
     async def jobs(self) -> JobList:
         """All jobs, newest first."""
         extras = await queries.job_extras(self._store)
+        self.ledger.refresh()
         views = [self._view(job) for job in reversed(self._core.jobs())]
         return JobList(
             jobs=tuple(queries.complete(view, extras.get(view.id), self.ledger) for view in views)
@@ -598,6 +603,7 @@ class Engine:
         self._check_job(job)
         spec = await queries.job_spec(self._store, job)
         extras = await queries.job_extras(self._store, [job])
+        self.ledger.refresh()
         return JobDetail(
             job=queries.complete(self._view(job), extras.get(job), self.ledger), spec=spec
         )

@@ -6,7 +6,7 @@ come from authenticated requests, so the table is as small as sites times jobs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 
@@ -31,9 +31,14 @@ class LedgerRow(NamedTuple):
 
 
 class Ledger:
-    """Totals per (site, job), per site and per job; `job` is empty for what belongs to none."""
+    """Totals per (site, job), per site and per job; `job` is empty for what belongs to none.
+
+    `sources` are asked to `add` what their sockets have counted since, whenever somebody wants to
+    see or store figures.
+    """
 
     def __init__(self) -> None:
+        self.sources: list[Callable[[], None]] = []
         self._links: dict[tuple[str, str], Bytes] = {}
         self._sites: dict[str, Bytes] = {}
         self._jobs: dict[str, Bytes] = {}
@@ -80,8 +85,14 @@ class Ledger:
         for row in rows:
             self._count(row.site, row.job, row.up, row.down)
 
+    def refresh(self) -> None:
+        """Come up to date with the sockets."""
+        for source in self.sources:
+            source()
+
     def take_dirty(self) -> list[LedgerRow]:
         """Totals that changed since the last call, to be stored."""
+        self.refresh()
         rows = [LedgerRow(*link, *self._links[link]) for link in sorted(self._dirty)]
         self._dirty.clear()
         return rows

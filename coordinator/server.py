@@ -188,6 +188,7 @@ async def listening(
                 on_lost=lost,
             )
             services.listeners.append(listener)
+            engine.ledger.sources.append(listener.count)
             servers.append(await _open(loop, listener, sock, _context(secure, value)))
         tasks.start(_tick(services, secure))
         yield services
@@ -229,8 +230,7 @@ async def _tick(services: Services, secure: tls.Tls | None) -> None:
         due = monotonic() + _TICK_SECONDS
         await asyncio.sleep(_TICK_SECONDS)
         services.lag.note(monotonic() - due)
-        for listener in services.listeners:
-            listener.count()
+        services.engine.ledger.refresh()
         ticks += 1
         if secure is not None and ticks % _RENEW_EVERY_TICKS == 0:
             await asyncio.to_thread(secure.refresh, time())

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file
 
+from coordinator import queries
 from coordinator.disk import write_atomically
 from coordinator.engine import Engine
+from coordinator.ledger import LedgerRow
 from protocol.errors import (
     BusyError,
     ConflictError,
@@ -198,6 +200,24 @@ async def test_a_job_from_submission_to_export(tmp_path: Path) -> None:
         assert (await send(upload, body)).verdict == "counted"
     assert list((tmp_path / "jobs" / job / "spools").iterdir()) == []
     assert [path.name for path in (tmp_path / "jobs" / job / "checkpoints").iterdir()] == ["5"]
+
+
+async def test_what_a_job_cost_is_exact_when_seen_and_stored_when_it_ends(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        await joined(engine, "a")
+        job = await submitted(engine, spec_of())
+        engine.ledger.sources.append(lambda: engine.ledger.add("a", job, 10, 1))
+        site = (await engine.sites()).sites[0]
+        assert (site.bytes_up, site.bytes_down) == (10, 1)
+        view = (await engine.job(job)).job
+        assert (view.bytes_up, view.bytes_down) == (20, 2)
+        assert (await engine.jobs()).jobs[0].bytes_up == 30
+        assert await queries.load_ledger(engine._store) == []
+        await engine.command(job, "stop", "me")
+        stored: list[LedgerRow] = []
+        while not stored:
+            stored = await queries.load_ledger(engine._store)
+        assert stored == [LedgerRow("a", job, 40, 4)]
 
 
 async def test_a_restart_in_the_middle_goes_on_at_the_same_version(tmp_path: Path) -> None:

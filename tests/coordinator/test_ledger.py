@@ -42,6 +42,15 @@ def test_only_changed_totals_are_written_and_loading_them_goes_on() -> None:
     assert again.take_dirty() == [LedgerRow("a", "j1", 16, 2)]
 
 
+def test_what_is_stored_is_up_to_date_with_the_sockets() -> None:
+    ledger = Ledger()
+    ledger.sources.append(lambda: ledger.add("a", "j1", 3, 1))
+    ledger.sources.append(lambda: ledger.add("b", "j1", 1, 0))
+    assert ledger.take_dirty() == [LedgerRow("a", "j1", 3, 1), LedgerRow("b", "j1", 1, 0)]
+    ledger.refresh()
+    assert ledger.job("j1") == Bytes(8, 2)
+
+
 def test_a_deleted_job_leaves_its_bytes_with_its_sites() -> None:
     ledger = Ledger()
     ledger.add("a", "j1", 10, 1)
