@@ -87,6 +87,7 @@ class Services:
         ca_pem: bytes = b"",
         join_url: str = "",
         ca_fingerprint: str = "",
+        notes: Callable[[], tuple[str, ...]] = tuple,
     ) -> None:
         self.engine = engine
         self.settings = settings
@@ -94,6 +95,7 @@ class Services:
         self.ca_pem = ca_pem
         self.join_url = join_url
         self.ca_fingerprint = ca_fingerprint
+        self.notes = notes  # what will go wrong soon, for people
         self.brake = Brake(settings.login_failures_max, clock)
         self.uploads = Gauge(settings.uploads_max, "uploads", "uploads_max")
         self.streams = Gauge(settings.streams_max, "event streams", "streams_max")

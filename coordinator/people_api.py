@@ -311,8 +311,12 @@ async def healthz(call: Call) -> web.Response:
 
 
 async def readyz(call: Call) -> web.Response:
-    """Whether it can take work now: 503 when not (disk full, no fold process), with the reasons."""
+    """Whether it can take work now: 503 when not (disk full, no fold process), with the reasons.
+
+    What will go wrong soon stands among the reasons, too.
+    """
     health = call.engine.health()
+    health = msgspec.structs.replace(health, reasons=(*health.reasons, *call.services.notes()))
     if call.services.stopping:
         health = Health(status="failing", reasons=("the coordinator is stopping.",))
     return answer(health, status=200 if health.status == "ok" else 503)

@@ -158,6 +158,7 @@ async def listening(
         ca_pem=secure.ca_pem if secure is not None else b"",
         ca_fingerprint=addresses.ca_fingerprint,
         join_url=addresses.agents,
+        notes=lambda: secure.notes if secure is not None else (),
     )
 
     def lost(connection: Connection) -> None:

@@ -140,8 +140,11 @@ class Tls:
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self.context.set_alpn_protocols(["http/1.1"])
+        self._pem = b""
         self._load()
-        log.info("TLS: %s", certificates.describe(_read(source.certificate)))
+        log.info("TLS: %s", certificates.describe(self._pem))
+        self.notes: tuple[str, ...] = ()  # what will go wrong soon, for people
+        self._look_ahead(now)
 
     def refresh(self, now: float) -> bool:
         """Renew or read again; new connections get the new certificate. True when it changed.
@@ -149,19 +152,35 @@ class Tls:
         A replacement that cannot be used is logged and the present one stays.
         """
         try:
-            if not self._source.refresh(now):
-                return False
-            self._load()
+            changed = self._source.refresh(now)
+            if changed:
+                self._load()
+                log.info("TLS now uses %s", certificates.describe(self._pem))
         except (UsageError, OSError) as error:
             log.warning("the certificate stays as it is: %s", error)
-            return False
-        log.info("TLS now uses %s", certificates.describe(_read(self._source.certificate)))
-        return True
+            changed = False
+        self._look_ahead(now)
+        return changed
+
+    def _look_ahead(self, now: float) -> None:
+        notes = []
+        if when := certificates.expiring(self._pem, now=now):
+            notes.append(
+                f"the certificate {self._source.certificate} {when}: replace the file, it is read "
+                "again within the hour."
+            )
+        if self.ca_pem and (when := certificates.expiring(self.ca_pem, now=now)):
+            notes.append(f"the CA that sites pin {when}: with another one every site joins again.")
+        for note in notes:
+            if note not in self.notes:
+                log.warning("%s", note)
+        self.notes = tuple(notes)
 
     def _load(self) -> None:
         certificate, key = self._source.certificate, self._source.key
         try:
             self.context.load_cert_chain(certificate, key, password=_no_password)
+            self._pem = _read(certificate)
         except (ssl.SSLError, ValueError) as error:
             raise UsageError(
                 f"{certificate} and {key} do not go together or are no PEM files: {error}.",

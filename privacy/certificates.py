@@ -23,6 +23,7 @@ from protocol.errors import RefusedError, UsageError
 _BACKDATED_SECONDS: Final = 3600.0  # a site's clock may be slow
 _COMMON_NAME_BYTES_MAX: Final = 64  # X.520
 _DAY_SECONDS: Final = 86_400.0
+_NEAR_SECONDS: Final = 30 * _DAY_SECONDS
 _HOST: Final = re.compile(r"(\*\.)?[A-Za-z0-9_]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 
 
@@ -171,6 +172,16 @@ def renewal(certificate: bytes, *, ca: bytes, hosts: Sequence[str], now: float) 
     about = describe(certificate)
     due = about.not_after - (about.not_after - about.not_before) / 3
     return f"it expires on {_day(about.not_after)}." if now >= due else ""
+
+
+def expiring(certificate: bytes, *, now: float) -> str:
+    """A sentence when the end is near: a fifth of its time, at most 30 days; else empty."""
+    about = describe(certificate)
+    left = about.not_after - now
+    if left <= 0:
+        return f"expired on {_day(about.not_after)}"
+    near = min(_NEAR_SECONDS, (about.not_after - about.not_before) / 5)
+    return f"expires on {_day(about.not_after)}" if left < near else ""
 
 
 def _builder(

@@ -307,6 +307,15 @@ async def test_health_says_whether_it_lives_and_whether_it_takes_work(
             assert decode(Health, await answer.read()).reasons == ("the disk is full.",)
 
 
+async def test_what_goes_wrong_soon_is_said_while_all_is_well(served: Served):
+    """PC-071: readiness stands, with a reason to act."""
+    served.services.notes = lambda: ("the certificate c.pem expires on 2027-01-01.",)
+    async with served.client.get(served.people + "/readyz") as answer:
+        health = decode(Health, await answer.read())
+        assert (answer.status, health.status) == (200, "ok")
+        assert health.reasons == ("the certificate c.pem expires on 2027-01-01.",)
+
+
 async def test_a_stopping_coordinator_is_not_ready(served: Served):
     served.services.stop()
     async with served.client.get(served.people + "/readyz") as answer:

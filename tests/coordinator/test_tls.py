@@ -155,6 +155,38 @@ def test_a_bad_replacement_is_logged_and_the_present_certificate_stays(
     assert "stays as it is" in caplog.text
 
 
+def test_an_end_that_is_near_is_said_once_in_time_and_no_more_when_the_file_was_replaced(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """PC-071: 30 days of life; the last six of them are announced, while it still serves."""
+    certificate, key, ca = given(tmp_path / "theirs", ["fl.example.org"])
+    files = {"tls_certificate": str(certificate), "tls_key": str(key), "tls_ca": str(ca)}
+    made = tls.prepare(outside(tmp_path, **files), NOW)
+    assert made is not None
+    assert not made.refresh(NOW + 23 * DAY)
+    assert made.notes == ()
+    for hour in range(3):
+        assert not made.refresh(NOW + 25 * DAY + hour * 3600)
+    assert len(made.notes) == 1
+    assert f"{certificate} expires on " in made.notes[0]
+    assert caplog.text.count("expires on") == 1
+    assert not made.refresh(NOW + 31 * DAY)
+    assert f"{certificate} expired on " in made.notes[0]
+    given(tmp_path / "theirs", ["fl.example.org"], NOW + 31 * DAY)
+    assert made.refresh(NOW + 31 * DAY)
+    assert made.notes == ()
+
+
+def test_the_end_of_a_ca_is_announced_because_every_site_must_join_again(tmp_path: Path):
+    made = tls.prepare(outside(tmp_path), NOW)
+    assert made is not None
+    made.refresh(NOW + 3600 * DAY)
+    assert made.notes == ()
+    made.refresh(NOW + 3630 * DAY)
+    assert len(made.notes) == 1
+    assert "the CA that sites pin expires on" in made.notes[0]
+
+
 async def test_a_renewed_certificate_is_served_without_a_restart(tmp_path: Path):
     made = tls.prepare(outside(tmp_path), time() - 300 * DAY)
     assert made is not None

@@ -5,6 +5,7 @@ import pytest
 
 from privacy.certificates import (
     describe,
+    expiring,
     faults,
     fingerprint,
     make_ca,
@@ -100,6 +101,16 @@ def test_renewal_is_due_in_the_last_third_and_when_hosts_change():
     assert "not for new.example" in due(1, (*HOSTS, "new.example"))
     other = make_ca("other", now=NOW)
     assert "not signed" in renewal(SERVER.certificate, ca=other.certificate, hosts=HOSTS, now=NOW)
+
+
+def test_an_end_is_near_in_the_last_fifth_and_within_30_days():
+    """PC-071: whatever the length of its life."""
+    for days, near in ((30, 6), (150, 30), (365, 30)):
+        made = make_server(CA, hosts=HOSTS, now=NOW, days=days).certificate
+        end = NOW + days * DAY
+        assert expiring(made, now=end - (near + 0.1) * DAY) == ""
+        assert expiring(made, now=end - (near - 0.1) * DAY).startswith("expires on 20")
+        assert expiring(made, now=end).startswith("expired on 20")
 
 
 def test_only_the_pinned_authority_is_taken_from_a_bundle():
