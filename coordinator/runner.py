@@ -12,15 +12,16 @@ from typing import Any, Final
 
 from sqlalchemy import exc
 
+from coordinator import narrate
 from coordinator.actions import AnyAction, Persist
 from coordinator.core import Core
 from coordinator.crashpoints import reach
 from coordinator.feed import Feed
-from coordinator.journal import JobMoved, JobSubmitted, VersionMade
+from coordinator.job import Job
+from coordinator.journal import JobSubmitted, VersionMade
 from coordinator.stimuli import Stimulus, Tick
 from coordinator.store import Store
 from protocol.errors import ConflictError, SkerryError
-from protocol.jobstates import TERMINAL
 
 log = logging.getLogger("coordinator.engine")
 
@@ -81,8 +82,8 @@ class Runner:
             self.core.restore(page)
             for entry in page:
                 self._note_power_on(entry.event)
-                self._note_power_off(entry.event)
             after = page[-1].seq
+        self._note_power_off()
 
     async def start(self) -> None:
         """Begin to work, and ask again for what was outstanding."""
@@ -197,9 +198,10 @@ class Runner:
         if self.trouble:
             log.info("the journal can be written again.")
             self.trouble = ""
-        for event in action.events:
-            self._note_power_off(event)
+        if self._powered:
+            self._note_power_off()
         self._feed.publish(entries)
+        narrate.tell(action.events)
         if any(isinstance(event, VersionMade) for event in action.events):
             reach("version_persisted_before_announce")
 
@@ -208,11 +210,12 @@ class Runner:
             self._powered.add(event.job)
             self._on_power(True)
 
-    def _note_power_off(self, event: object) -> None:
-        # Only once it is stored: the end of the job is to survive a power cut too.
-        if isinstance(event, JobMoved) and event.state in TERMINAL:
-            self._powered.discard(event.job)
-            self._on_power(bool(self._powered))
+    def _note_power_off(self) -> None:
+        # Only once it is stored: the end of the job is to survive a power cut too, and so is the
+        # checkpoint that is written after it and lets its uploads go.
+        known = self._powered & set(self.core.jobs())
+        self._powered = {job for job in known if not _is_at_rest(self.core.job(job))}
+        self._on_power(bool(self._powered))
 
     def _fail(self, reason: str) -> None:
         self.fatal = self.fatal or reason
@@ -246,3 +249,7 @@ class Runner:
         if late > STALL_SECONDS:
             log.warning("the event loop stood still for %.1f s.", late)
             self.core.stalled(late)
+
+
+def _is_at_rest(job: Job) -> bool:
+    return job.terminal and job.committing is None and job.checkpoint >= job.number

@@ -6,22 +6,24 @@ import asyncio
 import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from coordinator.core import Core
 from coordinator.engine import Engine
+from coordinator.foldapi import SaveCheckpoint
 from coordinator.journal import Entry
 from coordinator.stimuli import JobSubmission, Tick
 from protocol.errors import (
     ConflictError,
     NotFoundError,
 )
-from protocol.messages import Hello
+from protocol.messages import Hello, encode
 from tests.coordinator.engines import Clock, running
 from tests.coordinator.stubsite import (
+    StubSite,
     joined,
     spec_of,
     submitted,
@@ -198,3 +200,35 @@ async def test_a_long_journal_is_restored_page_after_page(
         assert {view.id: view.state for view in (await engine.jobs()).jobs} == before
     assert sum(pages) == last
     assert max(pages) == 3
+
+
+@pytest.mark.parametrize("durability", ["power", "process"])
+async def test_a_stopped_job_is_kept_through_a_power_cut_up_to_its_last_checkpoint(
+    tmp_path: Path, durability: Literal["power", "process"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint that lets its spools go is written after the job has ended."""
+    async with running(tmp_path, real=True) as engine:
+        await joined(engine, "a")
+        job = await submitted(engine, spec_of(versions=9, durability=durability))
+        site = StubSite(engine, "a")
+        site.hold_at = 1
+        task = asyncio.ensure_future(site.run())
+        await site.held.wait()
+        asked: list[bool] = []
+        ask = engine._fold.ask
+
+        async def noted(request: Any, *rest: Any, **more: Any) -> Any:
+            if isinstance(request, SaveCheckpoint):
+                asked.append(request.fsync)
+            return await ask(request, *rest, **more)
+
+        monkeypatch.setattr(engine._fold, "ask", noted)
+        await engine.command(job, "stop", "me")
+        await task
+        async for page in engine.subscribe(0):
+            if page and b"checkpoint_made" in encode(page):
+                break
+        assert asked == [durability == "power"]
+        assert not engine._store.power
+    async with running(tmp_path) as engine:
+        assert not engine._store.power
