@@ -19,7 +19,7 @@ from protocol.names import file_id
 
 _SLOW_WRITE_SECONDS: Final = 0.005
 _THREADED_BYTES: Final = 16 * limits.MIB
-_RESCAN_BYTES: Final = 1 * limits.MIB
+_RESCAN_BYTES: Final = limits.MIB // 4  # each thread that ever did it keeps as much
 
 
 class UploadKey(NamedTuple):

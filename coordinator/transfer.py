@@ -18,8 +18,8 @@ from protocol.errors import NotFoundError, UsageError
 log = logging.getLogger(__name__)
 
 PIECE_BYTES: Final = 1 << 20
-# What goes with the header. Read by a thread, and each thread keeps the room it once took.
-_FIRST_BYTES: Final = 64 << 10
+# What this process itself reads at once: more is slower, and stays with it as memory.
+_READ_BYTES: Final = 256 << 10
 Answer_co = TypeVar("Answer_co", covariant=True)
 
 
@@ -119,26 +119,26 @@ async def _pump(
     size: int,
     on_piece: Callable[[], None],
 ) -> None:
-    # On a plain socket the kernel moves the file itself; TLS has to see the bytes.
+    # On a plain socket the kernel moves the file itself; TLS has to see the bytes. Both are done
+    # right here: what is sent was written a moment ago, and threads would each keep a buffer.
     loop = asyncio.get_running_loop()
     transport = call.request.transport
-    direct = transport is not None and transport.get_extra_info("sslcontext") is None
+    plain = transport is not None and transport.get_extra_info("sslcontext") is None
     at = offset
     while at < size:
-        first = direct and at == offset
-        count = min(_FIRST_BYTES if first else PIECE_BYTES, size - at)
         async with asyncio.timeout(call.settings.body_idle_seconds):
-            if direct and not first and transport is not None:
+            # The first piece takes the header with it.
+            if plain and at > offset and transport is not None:
                 if transport.is_closing():
                     raise ConnectionResetError("the peer closed the connection")
-                moved = await loop.sendfile(transport, file, at, count)
+                moved = await loop.sendfile(transport, file, at, min(PIECE_BYTES, size - at))
             else:
-                # The first piece takes the header with it.
-                piece = await asyncio.to_thread(os.pread, file.fileno(), count, at)
+                piece = os.pread(file.fileno(), min(_READ_BYTES, size - at), at)
                 moved = len(piece)
                 await response.write(piece)
         if moved == 0:
             raise OSError(f"the file for {call.request.path} became shorter while it was sent")
         at += moved
         on_piece()
+        await asyncio.sleep(0)  # a peer that takes everything at once must not keep out the others
     await response.write_eof()
