@@ -8,8 +8,8 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from time import monotonic
-from typing import NamedTuple
+from time import monotonic, sleep
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,9 +18,11 @@ from client.taskref import hash_task
 from protocol import jobfile
 from protocol.errors import JobFailedError
 from protocol.jobstates import TERMINAL
-from protocol.views import JobRequest, JobView, TokenRequest
+from protocol.views import JobRequest, TokenRequest
 from skerry.api import Api
 from skerry.processes import Addresses, Processes, start_agent, start_coordinator
+
+_LOOK_SECONDS: Final = 0.5
 
 
 class Place(NamedTuple):
@@ -71,25 +73,18 @@ class Place(NamedTuple):
                 "evaluation": {"every": 0, "sites": False},
             }
         )
-        job = self.api.submit(JobRequest(spec=spec)).job.id
+        view = self.api.submit(JobRequest(spec=spec)).job
         end = monotonic() + seconds
-        for view in self._views(job):
-            if view.state == "finished":
-                return job
+        while view.state != "finished":
             if view.state in TERMINAL or monotonic() > end:
                 raise JobFailedError(
                     f"{spec.name} is {view.state}: {view.reason or view.waiting}",
                     f"logs: {self.folder / 'logs'}",
                 )
-        raise JobFailedError(f"the coordinator stopped talking about {spec.name}.")
-
-    def _views(self, job: str) -> Iterator[JobView]:
-        seq = 0
-        while True:
-            yield self.api.job(job).job
-            for last in self.api.changes(job, seq):
-                seq = last
-                yield self.api.job(job).job
+            # Seldom, and not at every change: whoever watches costs what is measured.
+            sleep(_LOOK_SECONDS)
+            view = self.api.job(view.id).job
+        return view.id
 
 
 @contextmanager
