@@ -47,9 +47,9 @@ def read_snapshot(
             raise MalformedError(f"{path.name} holds an update where a version was expected.")
         _check_parts(meta, layout, control=control)
         found = hashlib.sha256()
-        for index, offset, payload in reader.frames():
+        nothing = memoryview(b"")
+        for _, _, payload in reader.fill([into.get(p.name, nothing) for p in meta.parts]):
             found.update(payload)
-            into[meta.parts[index].name][offset : offset + len(payload)] = payload
     if not found.hexdigest() == meta.digest == digest:
         raise MalformedError(
             f"version {meta.version} in {path.name} has the digest {found.hexdigest()[:12]}; the "

@@ -52,7 +52,7 @@ from protocol.messages import Receipt, VersionRef
 log = logging.getLogger("skerry.agent")
 
 PIECE_BYTES_FIRST: Final = 64 << 10
-PIECE_BYTES_LAST: Final = limits.MIB
+PIECE_BYTES_LAST: Final = 256 << 10  # what asyncio reads at once; more is copied once more
 FAST_PIECE_SECONDS: Final = 0.05
 SCREEN_SECONDS: Final = 120.0  # the coordinator looks at every number before it answers ...
 SCREEN_BYTES_PER_SECOND: Final = 20e6  # ... at no less than this

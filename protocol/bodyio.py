@@ -7,6 +7,7 @@ torch fence use these two and hold no more than META and one frame besides their
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from crc32c import crc32c
 
@@ -24,6 +25,8 @@ from protocol.frames import (
     encode_part,
     parse_header,
 )
+
+_CACHED_BYTES: Final = 256 << 10  # what is read next is worked on next: it stays in a core's cache
 
 
 def write_body(write: Callable[[Buffer], object], meta: bytes, parts: Sequence[memoryview]) -> int:
@@ -90,6 +93,25 @@ class BodyReader:
         Raises:
             MalformedError, LimitError: as `frames`.
         """
+        return self._read(lambda _part, _offset, left: buffer[:left], len(buffer), checked=checked)
+
+    def fill(self, parts: Sequence[memoryview]) -> Iterator[tuple[int, int, memoryview]]:
+        """As `frames`, each read where it belongs: one byte view for every part, of its length.
+
+        Checksums are not compared: for whoever compares a digest of the whole.
+
+        Raises:
+            MalformedError, LimitError: as `frames`.
+        """
+
+        def place(part: int, offset: int, left: int) -> memoryview:
+            return parts[part][offset : offset + min(left, _CACHED_BYTES)]
+
+        return self._read(place, _CACHED_BYTES, checked=False)
+
+    def _read(
+        self, place: Callable[[int, int, int], memoryview], step: int, *, checked: bool
+    ) -> Iterator[tuple[int, int, memoryview]]:
         order = Order([part.bytes for part in self.meta.parts])
         while True:
             header = self._header()
@@ -97,8 +119,8 @@ class BodyReader:
             if header.type is FrameType.END:
                 break
             crc = 0
-            for start in range(0, header.length, len(buffer)):
-                view = buffer[: min(len(buffer), header.length - start)]
+            for start in range(0, header.length, step):
+                view = place(header.part, header.offset + start, header.length - start)
                 self._fill(view)
                 crc = crc32c(view, crc) if checked else header.crc
                 if start + len(view) == header.length:

@@ -53,6 +53,32 @@ def test_what_was_written_is_read_however_little_the_file_gives(parts: list[byte
     assert read(written(parts), at_a_time=step) == parts
 
 
+@given(st.lists(sizes, max_size=4), st.integers(1, 40))
+def test_each_part_is_read_where_it_belongs(parts: list[bytes], step: int):
+    file = io.BytesIO(written(parts))
+    found = [bytearray(len(part)) for part in parts]
+    reader = BodyReader(lambda view: file.readinto(view[:step]))
+    seen = [bytearray() for _ in parts]
+    for index, offset, view in reader.fill([memoryview(part) for part in found]):
+        assert offset == len(seen[index])
+        seen[index] += view
+    assert [bytes(part) for part in found] == [bytes(part) for part in seen] == parts
+
+
+def test_what_is_read_where_it_belongs_is_for_a_digest_to_check():
+    part = bytes(2 * limits.MIB + 24)
+    body = bytearray(written([part]))
+    body[-100] ^= 1
+    found = bytearray(len(part))
+    file = io.BytesIO(body)
+    pieces = list(BodyReader(file.readinto).fill([memoryview(found)]))
+    assert sum(found) == 1
+    assert max(len(view) for _, _, view in pieces) <= 1 << 18
+    cut = BodyReader(io.BytesIO(body[:-1]).readinto)
+    with pytest.raises(MalformedError, match="cut off"):
+        list(cut.fill([memoryview(found)]))
+
+
 def test_parts_of_any_element_type_are_written_as_their_bytes():
     floats = array.array("f", [1.5] * 300_000)
     ints = array.array("q", [1, -2])
