@@ -146,7 +146,7 @@ def _move(
             return _not_finite(model, span, tile, "the mean update is")
         trial = params[span].clone()
         state = {name: flat.clone() for name, flat in tile_of(model.state, span).items()}
-        optimizer.step(state, trial, tile.clone())
+        optimizer.step(state, trial, tile.clone() if state else tile)
         heights.append(energy(trial))
         for moved, square in ((trial, heights[-1]), *((t, energy(t)) for t in state.values())):
             if math.isnan(square):

@@ -43,6 +43,17 @@ async def test_it_starts_when_needed_and_answers(client: FoldClient, tmp_path: P
     assert (client.trouble, client.starts) == ("", 1)
 
 
+@pytest.mark.parametrize(("given", "seen"), [({}, "1"), ({"THP_MEM_ALLOC_ENABLE": "0"}, "0")])
+async def test_its_tensors_lie_in_huge_pages_unless_its_owner_says_otherwise(
+    given: dict[str, str], seen: str
+) -> None:
+    client = FoldClient(command=COMMAND, environment=given)
+    await client.start()
+    environment = Path(f"/proc/{client.pid}/environ").read_text().split("\0")
+    assert f"THP_MEM_ALLOC_ENABLE={seen}" in environment
+    await client.stop()
+
+
 async def test_requests_are_answered_one_after_the_other(
     client: FoldClient, tmp_path: Path
 ) -> None:
