@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
 
@@ -140,14 +140,11 @@ class Carrier:
 
     async def discard(self, action: a.Discard) -> None:
         """Remove spools."""
-        for name in action.spools:
-            await in_thread(self._quota.remove, self._folders.spool(action.job, name))
+        await self._remove(self._folders.spool(action.job, name) for name in action.spools)
 
     async def keep_versions(self, action: a.KeepVersions) -> None:
         """Remove snapshot files of old versions; a download under way keeps its open file."""
-        for path in (self._folders.job(action.job) / "versions").glob("*.body"):
-            if path.stem.isdigit() and int(path.stem) < action.oldest:
-                await in_thread(path.unlink, missing_ok=True)
+        await in_thread(_remove_versions, self._folders.job(action.job), action.oldest)
 
     async def release(self, action: a.Release) -> None:
         """Free the fold process's memory, and remove spools that nobody needs any more."""
@@ -161,9 +158,18 @@ class Carrier:
     async def prune(self, job: str) -> None:
         """Remove spools that the core needs no more and that nobody is sending."""
         kept = self._kept(job)
-        for path in (self._folders.job(job) / "spools").glob("*.body"):
-            if path.name not in kept and not self._busy(path):
-                await in_thread(self._quota.remove, path)
+        await self._remove(
+            path
+            for path in (self._folders.job(job) / "spools").glob("*.body")
+            if path.name not in kept and not self._busy(path)
+        )
+
+    async def _remove(self, spools: Iterable[Path]) -> None:
+        # One hop for all of them: to free a file's pages takes longer than to name it.
+        gone = list(spools)
+        await in_thread(_remove_files, gone)
+        for path in gone:
+            self._quota.release(path)
 
     async def export(self, job: str, version: int, target: Path) -> tuple[str, ...]:
         """Write a safetensors file; -> names that it lacks.
@@ -260,6 +266,17 @@ def _wanted(request: FoldRequest) -> int | None:
             return version
         case _:
             return None
+
+
+def _remove_files(paths: list[Path]) -> None:
+    for path in paths:
+        path.unlink(missing_ok=True)
+
+
+def _remove_versions(folder: Path, oldest: int) -> None:
+    for path in (folder / "versions").glob("*.body"):
+        if path.stem.isdigit() and int(path.stem) < oldest:
+            path.unlink(missing_ok=True)
 
 
 def _size(path: Path) -> int:

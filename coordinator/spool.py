@@ -136,11 +136,6 @@ class Quota:
         if size:
             self._claims[path] = size
 
-    def remove(self, path: Path) -> None:
-        """Delete a spool and give its room back; missing is fine."""
-        path.unlink(missing_ok=True)
-        self.release(path)
-
 
 class SpoolFile:
     """An open spool, appended to.
