@@ -178,9 +178,13 @@ class Carrier:
             NotFoundError: the version is not kept.
         """
         if not self._folders.version(job, version).exists():
+            kept = self._folders.kept_versions(job)
+            if not kept:
+                raise NotFoundError(f"job {job} has no version yet.", "Wait until it is running.")
             raise NotFoundError(
-                f"version {version} of job {job} is not kept.",
-                "Newer versions are; set [keep] versions in the job file to keep more.",
+                f"version {version} of job {job} is not kept; "
+                f"kept are {', '.join(map(str, kept))}.",
+                "[keep] versions in the job file says how many are.",
             )
         request = Export(
             id=0,

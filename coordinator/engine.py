@@ -41,7 +41,6 @@ from coordinator.store import Store, sqlite_url
 from coordinator.uploads import SettledUpload, Upload
 from protocol import limits
 from protocol.errors import (
-    ConflictError,
     InvalidFileError,
     NotFoundError,
     RefusedError,
@@ -530,8 +529,6 @@ class Engine:
         """A safetensors file (the caller removes it after sending) and the tensors it lacks."""
         view = self._view(job)
         version = view.version if version is None else version
-        if view.version < 0:
-            raise ConflictError(f"job {job} has no version yet.", "Wait until it is running.")
         target = self._folders.exports / f"{job}-{version}-{secrets.token_hex(4)}.safetensors"
         self._disk.check_room(view.model_bytes, "an export")
         return target, await self._carrier.export(job, version, target)

@@ -11,6 +11,7 @@ from coordinator.lifecycle import deadlines
 from coordinator.run import Run
 from coordinator.sessions import Sessions
 from protocol.views import JobSiteView, JobView
+from protocol.words import span
 
 NAMED_MAX = 12  # sites that a sentence names before it counts the others
 
@@ -26,7 +27,7 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
     if job.round is not None:
         who = [_training(run, sessions, site, now) for site in job.round.sites("training")]
         left = max(job.round.deadline - now, 0.0)
-        return f"round {job.round.number}: waits for {_list(who)}, deadline in {left:.0f} s"
+        return f"round {job.round.number}: waits for {_list(who)}, deadline in {span(left)}"
     if job.state == "paused":
         return "paused: waits for somebody to resume it"
     text = [f"waits for {run.hold}" if job.state == "draining" else run.hold]
@@ -34,12 +35,13 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
     if not job.started and missing > 0:
         text.append(_missing(run, runs, sessions, missing))
     due = min(deadlines(run), default=now)
-    return f"{'; '.join(part for part in text if part)}, at most {max(due - now, 0.0):.0f} s more"
+    text.append(f"at most {span(due - now)} more")
+    return "; ".join(part for part in text if part)
 
 
-def _list(parts: Sequence[str]) -> str:
+def _list(parts: Sequence[str], between: str = ", ") -> str:
     more = len(parts) - NAMED_MAX
-    return ", ".join([*parts[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
+    return between.join([*parts[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _age(sessions: Sessions, site: str, now: float) -> str:
@@ -47,7 +49,7 @@ def _age(sessions: Sessions, site: str, now: float) -> str:
     if session is None or not session.instance:
         return "not heard since the coordinator started"
     away = "connection closed, " if session.closed else ""
-    return f"{away}last heard {max(now - session.heard_at, 0.0):.0f} s ago"
+    return f"{away}last heard {span(now - session.heard_at)} ago"
 
 
 def _training(run: Run, sessions: Sessions, site: str, now: float) -> str:
@@ -59,10 +61,11 @@ def _training(run: Run, sessions: Sessions, site: str, now: float) -> str:
 def _missing(run: Run, runs: Sequence[Run], sessions: Sessions, missing: int) -> str:
     """Which sites could fill the gap, and what keeps each from it."""
     active = {member.site for member in run.job.active()}
+    wanted = run.job.spec.sites.names
     notes = []
     for session in sorted(sessions, key=lambda session: session.site):
         site = session.site
-        if site in active or session.role != "site":
+        if site in active or session.role != "site" or (wanted and site not in wanted):
             continue
         busy = [other for other in works_for(runs, site) if other is not run]
         if run.present.get(site) == "loading":
@@ -70,15 +73,11 @@ def _missing(run: Run, runs: Sequence[Run], sessions: Sessions, missing: int) ->
         elif busy and not fault(run, session):
             notes.append(f"{site} is busy with job {busy[0].job.id}")
         elif session.instance:
-            notes.append(f"{site}: {fault(run, session) or 'not asked yet'}")
-    names = [
-        name
-        for name in run.job.spec.sites.names
-        if name not in active and sessions.get(name) is None
-    ]
+            notes.append(f"{site}: {fault(run, session).removesuffix('.') or 'not asked yet'}")
+    names = [name for name in wanted if name not in active and sessions.get(name) is None]
     notes += [f"{name} is not connected" for name in names]
     sites = "site" if missing == 1 else "sites"
-    return f"waiting for {missing} more {sites}{': ' if notes else ''}{_list(notes)}"
+    return f"waiting for {missing} more {sites}{': ' if notes else ''}{_list(notes, '; ')}"
 
 
 def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:

@@ -127,7 +127,7 @@ class Job:
     fetches: int = 0  # tasks of all rounds: each is one model down
     deliveries: int = 0  # updates that were queued: each is one model up
     committing: j.RoundClosed | None = None
-    failures: tuple[str, ...] = ()  # reasons of the void rounds since the last version
+    failures: tuple[tuple[int, str], ...] = ()  # void rounds since the last version, and why
     failed_in_row: int = 0
     spools: dict[str, Spool] = field(default_factory=dict)
     kept_bytes: int = 0
@@ -303,7 +303,7 @@ def _closed(job: Job, event: j.RoundClosed, now: float) -> None:
         return
     job.committing = None
     job.failed_in_row += 1
-    job.failures = (*job.failures, f"round {event.round}: {event.reason}")[-FAILURES_MAX:]
+    job.failures = (*job.failures, (event.round, event.reason))[-FAILURES_MAX:]
 
 
 def _made(job: Job, event: j.VersionMade, now: float) -> None:

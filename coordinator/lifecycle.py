@@ -169,11 +169,21 @@ def _missing_sites(job: Job) -> str:
     return f"{here} of {wanted} sites are ready" if here < wanted else ""
 
 
+def _causes(job: Job) -> str:
+    """Why the last rounds were void; rounds with the same reason share a sentence."""
+    rounds: dict[str, list[int]] = {}
+    for number, reason in job.failures:
+        rounds.setdefault(reason, []).append(number)
+    return "; ".join(
+        f"round{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}: {reason}"
+        for reason, numbers in rounds.items()
+    )
+
+
 def _go_on(run: Run, batch: Batch, around: Around) -> None:
     job = run.job
     if job.failed_in_row >= job.spec.pacing.failed_rounds_max:
-        causes = "; ".join(job.failures)
-        fail(run, batch, f"{job.failed_in_row} rounds in a row were void; {causes}")
+        fail(run, batch, f"{job.failed_in_row} rounds in a row were void; {_causes(job)}")
         return
     if job.version is None:
         _initialise(run, batch)

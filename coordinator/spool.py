@@ -67,6 +67,11 @@ class JobFolders:
         """Snapshot body of a version."""
         return self.job(job) / "versions" / f"{version}.body"
 
+    def kept_versions(self, job: str) -> list[int]:
+        """Versions of a job that are there as files, oldest first."""
+        found = (self.job(job) / "versions").glob("*.body")
+        return sorted(int(path.stem) for path in found if path.stem.isdigit())
+
     def make(self, job: str) -> None:
         """Folders of a new job."""
         for name in ("versions", "spools", "checkpoints"):

@@ -17,6 +17,7 @@ Read in this order:
 - `jobfile`   reads TOML into a job and names every problem at once
 - `names`     canonical names, file ids and seeds derived from them
 - `views`     what the API shows to people
+- `words`     sizes and time spans for people
 - `jobstates` the life of a job: the table of states and transitions
 
 No torch, no asyncio, no clocks, no files here: values in, values out.

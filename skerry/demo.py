@@ -20,11 +20,12 @@ import msgspec
 from protocol.errors import JobFailedError, SkerryError
 from protocol.jobspec import JobSpec
 from protocol.views import JobRequest, JobView
+from protocol.words import size, span
 from skerry import federation
 from skerry.api import follow
 from skerry.cli.jobs import read_job
 from skerry.cli.main import run, speak_utf8
-from skerry.cli.output import emit, note, size, span, table
+from skerry.cli.output import emit, note, table
 from skerry.cli.watch import Live, version_line
 from skerry.comparison import compare
 from skerry.datasets import has_fashion_mnist

@@ -8,8 +8,8 @@ from typing import Final
 
 from protocol.metrics import Combined
 from protocol.views import JobList, JobSiteView, JobView, SiteList, SiteView
+from protocol.words import size, span
 
-_UNITS: Final = ("B", "kB", "MB", "GB", "TB")
 _NONE: Final = "–"
 
 
@@ -36,7 +36,7 @@ def _job(job: JobView) -> str:
     why = job.waiting or job.reason
     figures = [
         ("version", str(job.version)),
-        ("running", _span(job.running_seconds)),
+        ("running", span(job.running_seconds)),
         ("model", size(job.model_bytes)),
         ("up", size(job.bytes_up)),
         ("down", size(job.bytes_down)),
@@ -94,7 +94,7 @@ def _site(site: SiteView) -> tuple[str, ...]:
         site.name,
         site.role,
         site.state,
-        _NONE if heard is None else f"{_span(heard)} ago",
+        _NONE if heard is None else f"{span(heard)} ago",
         site.job or _NONE,
         size(site.bytes_up),
         size(site.bytes_down),
@@ -113,23 +113,6 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
-
-
-def size(count: float) -> str:
-    """Bytes in decimal units."""
-    for unit in _UNITS[:-1]:
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} {_UNITS[-1]}"
-
-
-def _span(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    if hours:
-        return f"{hours} h {minutes} min"
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
 def _number(value: float | None) -> str:

@@ -20,9 +20,10 @@ from protocol.errors import (
 )
 from protocol.jobspec import JobSpec
 from protocol.views import JobRequest, JobView, Validation, VersionView
+from protocol.words import size, span
 from skerry import merge
 from skerry.cli import access
-from skerry.cli.output import emit, json_flag, note, number, size, span, table
+from skerry.cli.output import emit, json_flag, note, number, table
 from skerry.cli.watch import watch_job
 
 

@@ -70,24 +70,6 @@ def table(headings: Sequence[str], rows: Sequence[Sequence[Any]], right: Sequenc
     return "\n".join(lines)
 
 
-def size(count: float) -> str:
-    """Bytes in decimal units: 1.2 MB."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if abs(count) < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"
-
-
-def span(seconds: float) -> str:
-    """A time span: 4 s, 3 min 20 s, 2 h 5 min, 3 d 4 h."""
-    whole = max(0, round(seconds))
-    for long, short, factor, divisor in (("d", "h", 86400, 3600), ("h", "min", 3600, 60)):
-        if whole >= factor:
-            return f"{whole // factor} {long} {whole % factor // divisor} {short}"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
-
-
 def number(value: float | None, digits: int = 4) -> str:
     """A number, or a dash where there is none."""
     return "-" if value is None else f"{value:.{digits}f}"

@@ -12,8 +12,9 @@ from protocol.errors import UsageError
 from protocol.messages import SiteRole
 from protocol.names import clean_name
 from protocol.views import TokenRequest, TokenView
+from protocol.words import size, span
 from skerry.cli import access
-from skerry.cli.output import emit, json_flag, note, size, span, table
+from skerry.cli.output import emit, json_flag, note, table
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 

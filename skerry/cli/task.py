@@ -13,8 +13,9 @@ from client.taskcheck import Report, check
 from protocol.errors import InvalidFileError, SkerryError
 from protocol.jobspec import JobSpec, Period, Stop, TaskRef
 from protocol.metrics import Metric
+from protocol.words import size
 from skerry.cli.jobs import read_job
-from skerry.cli.output import emit, json_flag, note, number, size, table
+from skerry.cli.output import emit, json_flag, note, number, table
 
 _STEPS: Final = 20  # of a check without a job file
 

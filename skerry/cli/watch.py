@@ -12,8 +12,9 @@ from rich.table import Column
 
 from protocol.errors import JobFailedError
 from protocol.views import JobView, VersionView
+from protocol.words import size
 from skerry.api import Api, follow
-from skerry.cli.output import emit, note, number, size
+from skerry.cli.output import emit, note, number
 
 
 def watch_job(api: Api, job: str, *, as_json: bool) -> int:

@@ -135,7 +135,7 @@ def test_a_commit_that_fails_makes_its_round_void() -> None:
     here.upload("b")
     here.committed(problem="not finite after the step")
     assert here.to(m.Settled) == ["a", "b"]
-    assert here.job.failures == ("round 1: the commit failed: not finite after the step",)
+    assert here.job.failures == ((1, "the commit failed: not finite after the step"),)
     assert (here.job.number, here.job.spools) == (0, {})
     assert here.to(m.Train) == ["a", "b"]
 

@@ -187,7 +187,7 @@ async def test_a_job_from_submission_to_export(tmp_path: Path) -> None:
         for version in (0, 1, 2, 3):
             with pytest.raises(NotFoundError):
                 engine.version_file(job, version)
-        with pytest.raises(NotFoundError, match="not kept"):
+        with pytest.raises(NotFoundError, match="not kept; kept are 4, 5"):
             await engine.export(job, 1)
 
         train = next(item for item in sites[0].log if isinstance(item, Train) and item.clock == 4)

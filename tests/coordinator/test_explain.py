@@ -26,6 +26,18 @@ def test_an_open_round_names_who_is_waited_for_how_far_it_is_and_until_when() ->
     }
 
 
+def test_a_job_names_only_sites_that_could_come_and_says_how_long_it_waits() -> None:
+    here = World()
+    here.submit(spec=make_spec(sites=Sites(wanted=3, names=("a", "b", "late"))))
+    for site in ("a", "b", "stranger"):
+        here.connect(site)
+    here.report("a", m.Declined(job="j", reason="one example is too few. Give it more."))
+    assert here.waiting() == (
+        "0 of 3 sites are ready; waiting for 3 more sites: a: one example is too few. "
+        "Give it more; b is loading; late is not connected; at most 1 d more"
+    )
+
+
 def test_a_closed_connection_and_a_coordinator_restart_are_told_apart() -> None:
     here = World().running("a", "b")
     here.close("a")
@@ -81,7 +93,7 @@ def test_a_long_list_of_names_is_cut() -> None:
     names = [f"site-{index:02}" for index in range(20)]
     here = World().running(*names)
     assert "site-11" in here.waiting()
-    assert ", and 8 more, deadline in 60 s" in here.waiting()
+    assert ", and 8 more, deadline in 1 min" in here.waiting()
 
 
 def test_dense_bytes_count_what_float32_would_have_cost_in_both_directions() -> None:

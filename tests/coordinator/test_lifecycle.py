@@ -221,7 +221,7 @@ def test_zero_examples_from_all_make_the_round_void_and_keep_the_model() -> None
     here.upload("b", facts=here.facts("b", examples=0.0))
     assert here.all(a.Commit) == []
     assert (here.job.number, here.job.failed_in_row) == (0, 1)
-    assert "no usable contribution" in here.job.failures[0]
+    assert "no usable contribution" in here.job.failures[0][1]
     assert here.to(m.Train) == ["a", "b"]
 
 
@@ -233,8 +233,20 @@ def test_rounds_void_in_a_row_fail_the_job_with_all_their_reasons() -> None:
                 here.failed(site, f"{site} has no memory")
     assert here.job.state == "failed"
     assert here.job.number == 0
-    assert here.job.reason.startswith("2 rounds in a row were void; round 1: ")
-    assert here.job.reason.count("a has no memory") == 2
+    # The same story is told once, whatever number of rounds it is of.
+    assert here.job.reason.startswith("2 rounds in a row were void; rounds 1, 2: ")
+    assert here.job.reason.count("a has no memory") == 1
+
+
+def test_void_rounds_with_different_reasons_are_all_told() -> None:
+    here = World().running("a", "b", spec=make_spec(pacing=Pacing(failed_rounds_max=2)))
+    for what in ("no memory", "no disk"):
+        for site in ("a", "a", "b", "b"):
+            here.failed(site, what)
+    assert " void; round 1: " in here.job.reason
+    assert "; round 2: " in here.job.reason
+    assert "no memory" in here.job.reason
+    assert "no disk" in here.job.reason
 
 
 def test_a_full_disk_opens_no_round_until_there_is_room() -> None:

@@ -157,9 +157,7 @@ def test_a_void_round_says_who_failed_and_how() -> None:
     here = world("a", "b")
     here.upload("a", facts=here.facts("a", problem="NaN in 'w'"))
     here.upload("b", facts=here.facts("b", problem="zero examples"))
-    assert here.job.failures == (
-        "round 1: no usable contribution; a: NaN in 'w'; b: zero examples",
-    )
+    assert here.job.failures == ((1, "no usable contribution; a: NaN in 'w'; b: zero examples"),)
 
 
 # ---------------------------------------------------------------- opening

@@ -33,7 +33,7 @@ from protocol.views import (
     VersionList,
 )
 from skerry.cli.main import VERBS, cli, run
-from skerry.cli.output import number, size, span, table
+from skerry.cli.output import number, table
 from skerry.cli.sites import seconds
 from tests.skerry.fakeapi import FakeApi, fake_api
 from tests.skerry.test_api import version
@@ -379,11 +379,8 @@ def test_a_table_counts_wide_characters_and_drops_control_characters():
 
 
 def test_figures_are_short_and_exact_where_it_matters():
-    assert [size(n) for n in (0, 999, 1500, 2.5e9)] == ["0 B", "999 B", "1.5 kB", "2.5 GB"]
-    assert [span(s) for s in (4, 200, 7500, 273_600)] == [
-        "4 s", "3 min 20 s", "2 h 5 min", "3 d 4 h",
-    ]  # fmt: skip
     assert number(None) == "-"
+    assert number(0.123456) == "0.1235"
 
 
 NAMES = ["Klinik-Zürich", "病院-3", "edge-\N{ROCKET}", "ü" * 255]
