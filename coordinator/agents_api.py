@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import msgspec
@@ -118,20 +119,33 @@ async def events(call: Call) -> None:
     await call.engine.site_events(call.caller.name, session, request)
 
 
+@contextlib.asynccontextmanager
+async def _moving(call: Call) -> AsyncIterator[None]:
+    """A transfer. What was under way when its site died must not make up for the lost poll."""
+    site, services = call.caller.name, call.services
+    try:
+        yield
+    finally:
+        lost = call.request.transport is None
+        if lost and site not in services.polls and not services.stopping:
+            await services.engine.close(site)
+
+
 async def upload(call: Call) -> Receipt:
     """Take an update, or the rest of one, and settle it when it is whole."""
     job = await _enter(call)
-    with call.services.uploads:
-        sink = await call.engine.begin_upload(
-            job=job,
-            site=call.caller.name,
-            epoch=call.whole("epoch"),
-            clock=call.whole("clock"),
-            attempt=call.whole("attempt"),
-            offset=call.whole("offset", 0),
-            length=transfer.length_of(call),
-        )
-        return await transfer.receive(call, sink)
+    async with _moving(call):
+        with call.services.uploads:
+            sink = await call.engine.begin_upload(
+                job=job,
+                site=call.caller.name,
+                epoch=call.whole("epoch"),
+                clock=call.whole("clock"),
+                attempt=call.whole("attempt"),
+                offset=call.whole("offset", 0),
+                length=transfer.length_of(call),
+            )
+            return await transfer.receive(call, sink)
 
 
 async def upload_state(call: Call) -> Receipt:
@@ -149,21 +163,22 @@ async def upload_state(call: Call) -> Receipt:
 async def init(call: Call) -> Receipt:
     """Take version 0 from the site that was asked for it."""
     job = await _enter(call)
-    with call.services.uploads:
-        sink = await call.engine.begin_init(
-            job=job,
-            site=call.caller.name,
-            offset=call.whole("offset", 0),
-            length=transfer.length_of(call),
-        )
-        return await transfer.receive(call, sink)
+    async with _moving(call):
+        with call.services.uploads:
+            sink = await call.engine.begin_init(
+                job=job,
+                site=call.caller.name,
+                offset=call.whole("offset", 0),
+                length=transfer.length_of(call),
+            )
+            return await transfer.receive(call, sink)
 
 
 async def version(call: Call) -> web.StreamResponse:
     """Give a version's snapshot body, from an offset on; waits for a download slot."""
     job, site = await _enter(call, active=True), call.caller.name
     path = call.engine.version_file(job, call.whole("version"))
-    async with contextlib.AsyncExitStack() as stack:
+    async with _moving(call), contextlib.AsyncExitStack() as stack:
         try:
             async with asyncio.timeout(_SLOT_SECONDS):
                 await stack.enter_async_context(call.engine.download_slot())

@@ -22,6 +22,7 @@ class FaultProxy:
     rate          bytes per second towards the target, per connection; 0: as fast as it goes
     delay         seconds that every chunk is held back, both ways
     cut_after     bytes towards the target after which all connections are cut, once
+    stall_after   bytes towards the target after which nothing goes through until `flow`, once
     truncate_after  bytes back to the client after which the connection ends politely, once
     idle_limit    seconds without a byte either way after which a connection is cut; 0: never
     quiet         seconds of silence before what came is passed on, whole, as a buffering proxy does
@@ -32,6 +33,8 @@ class FaultProxy:
         self.rate = 0.0
         self.delay = 0.0
         self.cut_after: int | None = None
+        self.stall_after: int | None = None
+        self.stalled = asyncio.Event()  # it has come to `stall_after`
         self.truncate_after: int | None = None
         self.idle_limit = 0.0
         self.quiet = 0.0
@@ -153,6 +156,12 @@ class FaultProxy:
     def _count(self, chunk: bytes, *, up: bool) -> tuple[bytes, bool]:
         if up:
             self.bytes_up += len(chunk)
+            if self.stall_after is not None:
+                self.stall_after -= len(chunk)
+                if self.stall_after <= 0:
+                    self.stall_after = None
+                    self.stall()
+                    self.stalled.set()
             if self.cut_after is not None:
                 self.cut_after -= len(chunk)
                 if self.cut_after <= 0:

@@ -314,6 +314,43 @@ async def test_an_upload_that_breaks_off_is_kept_for_resuming(served: Served):
     assert served.engine.uploads[0].ended == "broken"
 
 
+@pytest.mark.parametrize("polls_elsewhere", [False, True])
+async def test_the_rest_of_a_dead_sites_upload_does_not_keep_its_name(
+    served: Served, polls_elsewhere: bool
+):
+    """Killed in an upload: its poll closes first, then come bytes that were still under way. They
+    are no new life: a restarted agent is let in as soon as that connection has closed too.
+    """
+    host, port = served.agents.removeprefix("http://").split(":")
+    _, writer = await asyncio.open_connection(host, int(port))
+    head = "".join(f"{name}: {value}\r\n" for name, value in served.site().items())
+    writer.write(
+        f"POST {UPDATES} HTTP/1.1\r\nHost: x\r\n{head}Content-Length: 1000\r\n\r\n".encode()
+        + bytes(400)
+    )
+    await served.engine.stored.wait()
+    served.engine.hearing.clear()
+    async with aiohttp.ClientSession() as other:
+        poll = asyncio.create_task(other.get(served.agents + NEXT, headers=served.site()))
+        await served.engine.hearing.wait()
+        poll.cancel()
+    await asyncio.wait_for(served.engine.closed.wait(), 5)
+    served.engine.closed.clear()
+    served.engine.hearing.clear()
+    if polls_elsewhere:
+        again = asyncio.create_task(served.client.get(served.agents + NEXT, headers=served.site()))
+        await served.engine.hearing.wait()
+    writer.close()
+    await asyncio.wait_for(served.engine.broke.wait(), 5)
+    if polls_elsewhere:
+        async with served.client.get(served.agents + "/agent/v1/ca") as answer:
+            await answer.read()
+        assert not served.engine.closed.is_set()
+        again.cancel()
+    else:
+        await asyncio.wait_for(served.engine.closed.wait(), 5)
+
+
 async def test_a_silent_upload_is_ended_and_kept_for_resuming(tmp_path: Path):
     async with running(tmp_path, body_idle_seconds=0.05) as served:
         never = asyncio.Event()

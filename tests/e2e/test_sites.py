@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import shutil
 import signal
 
 import pytest
@@ -122,6 +124,59 @@ def test_a_late_joiner_contributes_from_the_next_round(place: Place):
     counted = [u.site for u in place.api.updates(job) if u.verdict == "counted"]
     assert counted.count("a") == counted.count("b") == 6
     assert counted.count("c") in {6 - joined["c"], 5 - joined["c"]}
+
+
+def test_a_removed_site_that_was_asleep_does_not_come_back_as_a_ghost(place: Place):
+    """PC-026: stopped, removed, continued: a clear answer ends it; only a new token brings it in."""
+    place.start()
+    place.sites("a", "site-3")
+    agent = place.agents["site-3"].process
+    agent.send_signal(signal.SIGSTOP)
+    place.api.site_command("site-3", "revoke", "")
+    agent.send_signal(signal.SIGCONT)
+    assert agent.wait(20) == 4
+    assert "revoked" in place.log("site-3")
+    ghost = place.agent("site-3").process
+    assert ghost.wait(20) == 4
+    seen = {site.name: site.state for site in place.api.sites().sites}
+    assert (seen["a"], seen["site-3"]) == ("connected", "revoked")
+    job = place.submit(wanted=2, versions=2)
+    shutil.rmtree(place.site_folder("site-3"))
+    place.sites("site-3")
+    assert sorted(site.site for site in place.finished(job).sites) == ["a", "site-3"]
+
+
+async def test_an_agent_killed_in_the_middle_of_an_upload_goes_on_where_it_was(place: Place):
+    patient = {"lease-seconds": "60", "grace-seconds": "60"}  # it is back in time on any machine
+    await asyncio.to_thread(place.start, "", patient)
+    assert place.addresses
+    host, _, port = place.addresses.agents.removeprefix("http://").rpartition(":")
+    async with FaultProxy(host, int(port)) as proxy:
+        proxy.stall_after = 2_500_000
+        await asyncio.to_thread(place.sites, "a")
+        await asyncio.to_thread(place.join, "b")
+        place.configure("b", url=proxy.url)
+        agent = place.agent("b").process
+        job = await asyncio.to_thread(
+            place.submit, versions=2, task={"options": {"elements": 1_000_000}}
+        )
+        async with asyncio.timeout(40):
+            await proxy.stalled.wait()
+        agent.kill()
+        await asyncio.to_thread(agent.wait, 10)
+        proxy.cut()
+        proxy.flow()
+        place.agent("b")
+        view = await asyncio.to_thread(place.finished, job, 60)
+    assert view.version == 2
+    assert {site.site: site.epoch for site in view.sites} == {"a": 1, "b": 1}
+    updates = await asyncio.to_thread(place.api.updates, job)
+    assert sorted((u.site, u.clock, u.attempt) for u in updates if u.verdict == "counted") == [
+        (site, clock, 1) for site in "ab" for clock in range(2)
+    ]
+    sent = (place.site_folder("b") / "sent.jsonl").read_bytes().splitlines()
+    offsets = [line["offset"] for line in map(json.loads, sent) if line["kind"] == "update"]
+    assert max(offsets) > 1_000_000, "what was stored is not sent again"
 
 
 @pytest.mark.parametrize("fault", ["cut", "buffer"])
