@@ -5,11 +5,13 @@
 `ratio`           the one over the other
 `spool_fold_gb_s` the same from spool files in the page cache, read as the fold process reads them
 
-GB/s are 1e9 bytes of float32 updates per second; ten updates of 1e7 elements each.
+GB/s are 1e9 bytes of float32 updates per second; ten updates of 1e7 elements each. Memory comes in
+huge pages, as it does in the fold process.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -22,6 +24,7 @@ from aggregation.tiles import as_bytes, from_bytes
 from aggregation.weights import Share, Weights, weigh
 from benchmarks.common import best_seconds
 from coordinator.fold_commit import fold_spools
+from coordinator.foldclient import HUGE_PAGES
 from protocol import limits
 from protocol.bodies import UpdateMeta, dense_parts, encode_meta_json
 from protocol.bodyio import write_body
@@ -36,6 +39,7 @@ def run(*, quick: bool) -> dict[str, Any]:
     """Measure; `quick` takes a tenth of the elements and fewer repeats."""
     elements = 1_000_000 if quick else 10_000_000
     repeats = 5 if quick else 25
+    os.environ.setdefault(*HUGE_PAGES)  # torch asks at its first tensor
     torch.set_num_threads(1)
     rng = torch.Generator().manual_seed(0)
     updates = [torch.randn(elements, generator=rng) for _ in range(UPDATES)]

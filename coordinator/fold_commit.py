@@ -34,6 +34,8 @@ from protocol.layout import Part
 #: Spools that are read side by side: the more, the less often a tile of the sum leaves the cache.
 ABREAST: Final = 16
 
+_NOTHING: Final = (-1, 0, memoryview(b""))
+
 
 class Moved(msgspec.Struct, frozen=True, kw_only=True):
     """What a commit did to the parameters. With a `problem` it did nothing."""
@@ -95,21 +97,22 @@ def fold_spools(paths: Sequence[Path], weights: Weights, sums: Accumulator) -> N
                 part, size = names[index], len(view)
                 values = from_bytes(view, WIRE_DTYPE[part])  # of whoever filled the buffer last
                 piece = sums.piece(part, offset // values.itemsize, values.numel())
-                piece.add(values, _weight(weights, part, first))
+                factors = _factors(weights, part)
+                piece.add(values, factors[first])
                 for k, stream in others:
-                    found = next(stream, None)
-                    if found is None or (found[:2], len(found[2])) != ((index, offset), size):
+                    at, start, found = next(stream, _NOTHING)
+                    if at != index or start != offset or len(found) != size:
                         raise MalformedError(f"spool {paths[k].name} has other parts.")
-                    piece.add(values, _weight(weights, part, k))
+                    piece.add(values, factors[k])
             for k, stream in others:
                 if next(stream, None) is not None:
                     raise MalformedError(f"spool {paths[k].name} has other parts.")
 
 
-def _weight(weights: Weights, part: Part, k: int) -> float:
+def _factors(weights: Weights, part: Part) -> Sequence[float]:
     if part == "delta":
-        return weights.delta[k]
-    return 1.0 if part == "control" else weights.values[k]
+        return weights.delta
+    return (1.0,) * len(weights.values) if part == "control" else weights.values
 
 
 def _share(path: Path, member: CohortMember, model: Model) -> Share:

@@ -122,9 +122,10 @@ class BodyReader:
             for start in range(0, header.length, step):
                 view = place(header.part, header.offset + start, header.length - start)
                 self._fill(view)
-                crc = crc32c(view, crc) if checked else header.crc
-                if start + len(view) == header.length:
-                    _compare(crc, header)
+                if checked:
+                    crc = crc32c(view, crc)
+                    if start + len(view) == header.length:
+                        _compare(crc, header)
                 yield header.part, header.offset + start, view
             order.took(header)
         self._payload(header, memoryview(b""))
@@ -141,12 +142,10 @@ class BodyReader:
         _compare(crc32c(view), header)
 
     def _fill(self, view: memoryview) -> None:
-        done = 0
-        while done < len(view):
-            count = self._readinto(view[done:])
+        while view and (count := self._readinto(view)) != len(view):
             if not count:
                 raise MalformedError("the body is cut off: it ends within a frame.")
-            done += count
+            view = view[count:]
 
 
 def _compare(crc: int, header: Header) -> None:

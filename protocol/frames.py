@@ -43,6 +43,13 @@ class FrameType(enum.IntEnum):
     END = 3
 
 
+_LENGTH_MAX: Final = {
+    FrameType.META: limits.META_BYTES_MAX,
+    FrameType.DATA: limits.FRAME_PAYLOAD_BYTES_MAX,
+    FrameType.END: 0,
+}
+
+
 class Header(NamedTuple):
     """A parsed frame header."""
 
@@ -74,11 +81,7 @@ def parse_header(raw: Buffer) -> Header:
         raise MalformedError(f"frame flags {flags} are unknown to this protocol.")
     if type_ is not FrameType.DATA and (part or offset):
         raise MalformedError(f"a {type_.name} frame belongs to no part, yet it names one.")
-    bound = {
-        FrameType.META: limits.META_BYTES_MAX,
-        FrameType.DATA: limits.FRAME_PAYLOAD_BYTES_MAX,
-        FrameType.END: 0,
-    }[type_]
+    bound = _LENGTH_MAX[type_]
     if length > bound:
         raise LimitError(
             f"a {type_.name} frame of {length} bytes is above the limit of {bound} bytes.",
