@@ -24,7 +24,7 @@ from coordinator.journal import Commanded, Entry, JobSubmitted
 from coordinator.run import Around, Batch, CoreConfig, Run
 from coordinator.sessions import Admitted, Refused, Session, Sessions
 from protocol.errors import ConflictError, MalformedError, NotFoundError
-from protocol.jobstates import next_state
+from protocol.jobstates import COMMANDS, next_state
 from protocol.messages import Bye, Declined, EndJob, Evaluated, Failed, Progress, Ready
 from protocol.views import JobView
 
@@ -32,7 +32,6 @@ __all__ = ["Core", "CoreConfig"]
 
 LATE_SECONDS = 1.0  # waking later than this after `wake_at` is a stall of the coordinator itself
 ENDED_TOLD_MAX = 16  # newest ended jobs that a connecting site is reminded of
-COMMANDS = frozenset({"pause", "resume", "drain", "stop"})
 
 
 class Core:

@@ -26,6 +26,9 @@ JobStimulus = Literal["start", "pause", "resume", "drain", "finish", "stop", "fa
 
 TERMINAL: Final[frozenset[JobState]] = frozenset({"finished", "failed", "stopped"})
 
+# What people may ask for; the others follow from what happens.
+COMMANDS: Final[frozenset[JobStimulus]] = frozenset({"pause", "resume", "drain", "stop"})
+
 TRANSITIONS: Final[dict[tuple[JobState, JobStimulus], JobState]] = {
     ("initialising", "start"): "running",
     ("initialising", "pause"): "paused",
@@ -50,11 +53,11 @@ def next_state(state: JobState, stimulus: JobStimulus) -> JobState:
     """The state after `stimulus`.
 
     Raises:
-        ConflictError: naming the state and what would be allowed in it.
+        ConflictError: naming the state and what people may do in it.
     """
     found = TRANSITIONS.get((state, stimulus))
     if found is None:
-        allowed = sorted(s for (at, s) in TRANSITIONS if at == state)
+        allowed = sorted(s for (at, s) in TRANSITIONS if at == state and s in COMMANDS)
         raise ConflictError(
             f"a job that is {state} cannot {stimulus}.",
             f"In this state one can: {', '.join(allowed)}." if allowed else "It has ended.",

@@ -136,6 +136,19 @@ def test_nobody_with_examples_keeps_the_model(tmp_path: Path):
     assert bench.params(1) == [8.0, 9.0]
 
 
+def test_an_update_in_which_nothing_moved_takes_part_and_changes_nothing(tmp_path: Path):
+    """PC-024: nothing passed, nothing moved: it is usable, it counts, and the model is the same."""
+    bench = Bench(tmp_path, PAIR, spec())
+    bench.init([7.0, 8.0])
+    still = bench.spool("a", [0.0, 0.0])
+    assert bench.screen(still).problem == ""
+    facts = bench.fold(1, still)
+    assert (facts.problem, facts.update_norm, facts.version) == ("", 0.0, 1)
+    assert bench.params(1) == [7.0, 8.0]
+    bench.fold(2, bench.spool("a", [0.0, 0.0], clock=1), bench.spool("b", [2.0, 4.0], clock=1))
+    assert bench.params(2) == [8.0, 10.0]
+
+
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_one_bad_site_is_named_and_the_others_are_averaged(tmp_path: Path, bad: float):
     """PC-014: [1, NaN] is refused by name, [3, 3] and [5, 5] give [4, 4]."""
