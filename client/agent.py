@@ -202,6 +202,7 @@ async def run_agent(settings: AgentSettings) -> int:
     folder = SiteFolder(settings.folder)
     text_of(folder.path)
     identity = folder.identity()
+    logs.name_site(identity.name)
     with folder.locked():
         folder.remove_stale()
         folder.jobs.mkdir(exist_ok=True)

@@ -15,3 +15,14 @@ def setup(level: str = "info", form: Form = "auto", stream: TextIO | None = None
     # What goes wrong with HTTP is told by `link`, once and in words for people.
     logging.getLogger("aiohttp").setLevel(logging.ERROR)
     logging.getLogger("asyncio").setLevel(logging.ERROR)
+
+
+def name_site(site: str) -> None:
+    """Let every record of this process name the site that it works for."""
+
+    def named(record: logging.LogRecord) -> bool:
+        record.site = site
+        return True
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(named)

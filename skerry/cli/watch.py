@@ -58,7 +58,7 @@ def version_line(version: VersionView, job: JobView) -> str:
 
 
 class Live:
-    """A bar on a terminal's stderr; nothing but `line`s elsewhere."""
+    """A bar on a terminal's stderr; elsewhere `line`s, and a note when a job waits to begin."""
 
     def __init__(self, total: int | None, *, on_stderr: bool = False) -> None:
         console = Console(stderr=True)
@@ -82,6 +82,7 @@ class Live:
             transient=True,
             disable=not self._shown,
         )
+        self._waiting = ""
         self._task = self._bar.add_task("versions", total=total, doing="")
 
     def __enter__(self) -> Self:
@@ -96,6 +97,11 @@ class Live:
         if self._shown:
             doing = view.waiting or view.reason or view.state
             self._bar.update(self._task, completed=view.version, doing=doing)
+        elif view.state in ("initialising", "paused"):
+            waiting = view.waiting.partition(", at most ")[0]  # what follows counts seconds down
+            if waiting and waiting != self._waiting:
+                note(waiting)
+            self._waiting = waiting
 
     def line(self, text: str) -> None:
         """Print a line on stdout (or stderr), above the bar where both are the terminal."""

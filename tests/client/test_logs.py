@@ -42,3 +42,14 @@ def test_text_is_for_people():
     logging.getLogger("skerry.worker").debug("hello")
     assert "debug" in stream.getvalue()
     assert stream.getvalue().endswith("hello\n")
+
+
+def test_every_record_names_the_site_once_it_is_known():
+    stream = io.StringIO()
+    logs.setup("info", "json", stream)
+    logging.getLogger("skerry.agent").info("before")
+    logs.name_site("病院-3")
+    logging.getLogger("skerry.link").info("after", extra={"job": "j-1"})
+    before, after = map(msgspec.json.decode, stream.getvalue().splitlines())
+    assert "site" not in before
+    assert (after["site"], after["job"]) == ("病院-3", "j-1")
