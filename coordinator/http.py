@@ -266,7 +266,12 @@ def unexpected(error: Exception, request: web.Request) -> web.Response:
 def from_http(error: web.HTTPException, request: web.Request) -> web.Response:
     """The HTTP layer's own refusals, in the form of all others."""
     if error.status == 404:
-        return refusal(NotFoundError(f"there is no {request.path[:200]} here."))
+        return refusal(
+            NotFoundError(
+                f"there is no {request.path[:200]} here.",
+                "Sites and people have listeners of their own: is this the right port?",
+            )
+        )
     if error.status == 405 and isinstance(error, web.HTTPMethodNotAllowed):
         allowed = ", ".join(sorted(error.allowed_methods))
         body = UsageError(f"{request.path[:200]} takes {allowed}, not {error.method[:20]}.").body()

@@ -112,6 +112,8 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
     body = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows
     )
+    if not body:
+        return ""
     return f"<table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table>"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from protocol.errors import NotFoundError
+from protocol.errors import UsageError
 from protocol.views import JobRequest
 from skerry import federation
 from skerry.api import follow
@@ -50,7 +50,7 @@ def dev(file: Path, sites: int, alpha: str, folder: Path | None) -> None:
 def _stay(file: Path, sites: int, alpha: str, folder: Path) -> None:
     spec = read_job(file)
     if not spec.task.file:
-        raise NotFoundError(f"{file} names no task file.", "Give `file` in its [task] section.")
+        raise UsageError(f"{file} names no task file.", "Give `file` in its [task] section.")
     spec = federation.for_sites(spec, sites)
     plans = [
         SitePlan(

@@ -68,4 +68,6 @@ def _help(field: inspect.Field) -> str:
     default = schema.default(field)
     if default in {None, "", ()} or isinstance(default, bool):
         return sentence
+    if isinstance(default, tuple):  # as the flag takes it
+        default = ",".join(map(str, default))
     return f"{sentence} [default: {default}]"

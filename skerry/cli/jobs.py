@@ -23,7 +23,7 @@ from protocol.views import JobRequest, JobView, Validation, VersionView
 from protocol.words import size, span
 from skerry import merge
 from skerry.cli import access
-from skerry.cli.output import emit, json_flag, note, number, table
+from skerry.cli.output import confirm, emit, json_flag, note, number, table
 from skerry.cli.watch import watch_job
 
 
@@ -88,9 +88,9 @@ def submit(file: Path, init: Path | None, watch: bool, as_json: bool, **given: A
 @json_flag
 @access.options
 def validate(file: Path, offline: bool, as_json: bool, **given: Any) -> int:
-    """Say everything that is wrong with the job in FILE, and submit nothing.
+    """Name every problem of the job in FILE.
 
-    The file is checked here; a coordinator that answers is asked as well.
+    Nothing is submitted. The file is checked here; a coordinator that answers is asked as well.
     """
     found = Validation(problems=())
     try:
@@ -189,9 +189,10 @@ def show(name: str, as_json: bool, **given: Any) -> None:
 @json_flag
 @access.options
 def watch(name: str, as_json: bool, **given: Any) -> int:
-    """Show progress until the job has ended; exit code 1 when it failed.
+    """Show progress until the job has ended.
 
-    With --json: one line per version, then one line with the job.
+    The exit code is 1 when it failed. With --json: one line per version, then one line with
+    the job.
     """
     api = access.connect(given)
     return watch_job(api, api.find_job(name), as_json=as_json)
@@ -241,7 +242,10 @@ def export(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Download a version as safetensors, for `load_file` and `load_state_dict(strict=True)`."""
+    """Download a version as a safetensors file.
+
+    `load_file` and `load_state_dict(strict=True)` take it as it is.
+    """
     api = access.connect(given)
     identity = api.find_job(name)
     version = api.job(identity).job.version if wanted is None else wanted
@@ -287,7 +291,7 @@ def delete(name: str, yes: bool, **given: Any) -> None:
     api = access.connect(given)
     identity = api.find_job(name)
     if not yes:
-        click.confirm(f"Delete job {identity} with everything stored about it?", abort=True)
+        confirm(f"Delete job {identity} with everything stored about it?")
     api.delete(identity)
     note(f"job {identity} is deleted")
 

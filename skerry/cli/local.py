@@ -36,7 +36,9 @@ def config() -> None:
 @click.option("--config", metavar="FILE", help="Settings file of ROLE.")
 @json_flag
 def show(role: str | None, config: str | None, as_json: bool) -> None:
-    """Print every setting of ROLE (default: of all roles), its value and where it came from.
+    """Print all settings and where they came from.
+
+    With ROLE only those of one role.
 
     \b
     Examples:
@@ -124,4 +126,6 @@ def _text(value: Any) -> str:
         return ", ".join(map(str, value)) or "(none)"
     if isinstance(value, dict):
         return "(none)" if not value else str(value)
+    if isinstance(value, bool):  # as files and variables write it
+        return str(value).lower()
     return "(empty)" if value in {"", None} else str(value)

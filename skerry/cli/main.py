@@ -116,6 +116,12 @@ def run(command: click.Command, arguments: list[str], name: str) -> int:
     except BrokenPipeError:  # the reader of a pipe has gone, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
+    except OSError as error:
+        if error.filename is None:  # not about a file: an accident, with its traceback
+            raise
+        found = UsageError(f"{error.filename} cannot be used: {error.strerror}.")
+        fail(found, as_json="--json" in arguments)
+        return found.exit_code
     return result if isinstance(result, int) else 0
 
 

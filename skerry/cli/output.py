@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.cells import cell_len
 
-from protocol.errors import SkerryError
+from protocol.errors import SkerryError, UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -34,6 +34,19 @@ def emit(value: Any) -> None:
 def note(text: str) -> None:
     """A remark for people, on stderr."""
     click.echo(text, err=True)
+
+
+def confirm(question: str) -> None:
+    """Ask on the terminal, and end here when the answer is no.
+
+    Raises:
+        UsageError: nobody is there to ask.
+    """
+    if not sys.stdin.isatty():
+        raise UsageError(
+            "this must be confirmed, and there is no terminal to ask on.", "Say --yes."
+        )
+    click.confirm(question, abort=True, err=True)
 
 
 def fail(error: SkerryError, *, as_json: bool = False) -> None:

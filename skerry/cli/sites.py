@@ -14,7 +14,7 @@ from protocol.names import clean_name
 from protocol.views import TokenRequest, TokenView
 from protocol.words import size, span
 from skerry.cli import access
-from skerry.cli.output import emit, json_flag, note, table
+from skerry.cli.output import confirm, emit, json_flag, note, table
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -72,7 +72,7 @@ def drain(name: str, reason: str, **given: Any) -> None:
 def revoke(name: str, reason: str, yes: bool, **given: Any) -> None:
     """Lock the site out for good; it must join again under a new token."""
     if not yes:
-        click.confirm(f"Revoke site {name}? Its agent will stop for good.", abort=True)
+        confirm(f"Revoke site {name}? Its agent will stop for good.")
     access.connect(given).site_command(clean_name(name, "site name"), "revoke", reason)
     note(f"site {name} is revoked")
 
@@ -145,7 +145,7 @@ def seconds(text: str) -> float:
     found = int(digits) * _UNITS[unit]
     if not 0 < found <= limits.TOKEN_TTL_SECONDS_MAX:
         raise UsageError(
-            f"a token may live for 1 s to {span(limits.TOKEN_TTL_SECONDS_MAX)}, not {text}."
+            f"a token may live for 1 s to {span(limits.TOKEN_TTL_SECONDS_MAX)}, not {text!r}."
         )
     return found
 

@@ -41,9 +41,10 @@ def task() -> None:
 def check_task(
     reference: str, file: Path | None, data: str, options: tuple[str, ...], as_json: bool
 ) -> int:
-    """Run one period of the task REFERENCE on local data, and say what would leave this site.
+    """Say what would leave this site.
 
-    REFERENCE is path/to/task.py:Class, path/to/task.py or package.module:Class.
+    Runs one period of the task REFERENCE on local data, offline. REFERENCE is
+    path/to/task.py:Class, path/to/task.py or package.module:Class.
 
     \b
     Examples:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import json
 import os
 import subprocess
@@ -17,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from client.taskref import hash_task
+from privacy.tokens import format_join_token, new_join_token
 from protocol.errors import ConflictError, InvalidFileError, Problem, RefusedError
 from protocol.jobspec import JobSpec, TaskRef
 from protocol.metrics import Combined
@@ -136,6 +138,12 @@ def test_every_verb_has_help(skerry: Skerry, path: tuple[str, ...]):
     ran = skerry(*path, "--help")
     assert ran.code == 0
     assert ran.out.startswith("Usage: skerry")
+    assert "('" not in ran.out  # a default as the flag takes it, not as Python writes it
+
+
+@pytest.mark.parametrize("group", ["job", "site", "token", "task", "config"])
+def test_a_groups_help_cuts_no_sentence_short(skerry: Skerry, group: str):
+    assert "..." not in skerry(group, "--help").out.partition("Commands:")[2]
 
 
 def test_help_comes_without_torch_and_without_the_coordinator():
@@ -282,10 +290,33 @@ def test_steering_sends_the_reason(skerry: Skerry, fake: FakeApi):
 
 def test_deleting_asks_first(skerry: Skerry, fake: FakeApi, monkeypatch: pytest.MonkeyPatch):
     fake.answer("DELETE /api/v1/jobs/j-1", {})
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
     monkeypatch.setattr(click, "confirm", lambda *_, **__: (_ for _ in ()).throw(click.Abort))
     assert skerry("job", "delete", "digits").code == 130
     assert not [call for call, _, _ in fake.seen if call.startswith("DELETE")]
     assert skerry("job", "delete", "digits", "--yes").code == 0
+
+
+@pytest.mark.parametrize("verb", [("job", "delete", "digits"), ("site", "revoke", "north")])
+def test_without_a_terminal_nothing_is_asked_and_nothing_is_done(
+    skerry: Skerry, fake: FakeApi, monkeypatch: pytest.MonkeyPatch, verb: tuple[str, ...]
+):
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    ran = skerry(*verb)
+    assert ran.code == 2
+    assert "Say --yes." in ran.err
+    assert all(call.startswith("GET") for call, _, _ in fake.seen)
+
+
+def test_a_path_that_cannot_be_used_is_a_sentence_and_not_a_traceback(
+    skerry: Skerry, tmp_path: Path
+):
+    (tmp_path / "file").write_text("x")
+    folder = str(tmp_path / "file" / "site")
+    token = format_join_token(new_join_token("http://127.0.0.1:9", ""))
+    ran = skerry("join", token, "--name", "n", "--folder", folder)
+    assert ran.code == 2
+    assert ran.err.splitlines() == [f"error: {folder} cannot be used: Not a directory."]
 
 
 def test_export_refuses_a_model_with_holes_unless_they_are_filled_or_accepted(
@@ -469,6 +500,7 @@ def test_config_show_names_the_origin_of_each_value(
     assert "SKERRY_LEESE is no setting" in ran.err
     assert "secret-text" not in ran.out
     assert ran.line["person"]["token"]["value"] == "(set)"
+    assert "False" not in skerry("config", "show", "coordinator").out
     monkeypatch.setenv("SKERRY_LEASE_SECONDS", "-1")
     assert skerry("config", "show").code == 2
 

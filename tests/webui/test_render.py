@@ -73,3 +73,7 @@ def test_nothing_yet_says_what_to_do():
 
 def test_there_is_no_saving_before_anything_was_sent():
     assert saving(job(dense_bytes=0)) == "–"
+
+
+def test_a_job_without_sites_and_metrics_has_no_empty_tables():
+    assert "<table" not in render_jobs(JobList(jobs=(job(sites=(), metrics={}),)))
