@@ -15,7 +15,7 @@ The core is pure: values in, values out, `now` an argument.
 - `membership`  epochs and clocks: who enters, leaves, is refused
 - `lifecycle`   version 0, start, stop rules, checkpoints, the end
 - `evaluation`  who evaluates which version; targets
-- `explain`     the same for people: for whom or what a job waits
+- `explain`     the same for people: for whom or what a job waits; `narrate` for the log
 - `projections` journal events -> rows of tables, rebuildable
 
 The shells do IO and decide nothing.

@@ -190,7 +190,7 @@ class Engine:
         Raises:
             ConflictError: another coordinator works here, or a newer release did.
         """
-        self.settings.data_dir.mkdir(parents=True, exist_ok=True)
+        self.settings.data_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._lock.take()
         try:
             await self._open()

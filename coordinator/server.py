@@ -70,7 +70,7 @@ async def serve(
     if stop is None:
         logs.setup(settings.log_level, settings.log_format)
     folder = Path(settings.data_dir)
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # models and journal are its own
     with contextlib.ExitStack() as sockets:
         bound = [
             sockets.enter_context(ports.bind(*split_listen(value), name))

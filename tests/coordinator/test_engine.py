@@ -65,6 +65,11 @@ async def test_litter_of_an_interrupted_process_goes_at_the_start(tmp_path: Path
         assert list((tmp_path / "exports").iterdir()) == []
 
 
+async def test_models_and_journal_are_for_the_coordinators_user_alone(tmp_path: Path) -> None:
+    async with running(tmp_path / "new"):
+        assert (tmp_path / "new").stat().st_mode & 0o077 == 0
+
+
 async def test_newcomers_take_turns_to_download(tmp_path: Path) -> None:
     """PC-031: 20 sites want the model at once; at most 4 get it, and the core answers meanwhile."""
     async with running(tmp_path, downloads_max=4) as engine:
