@@ -5,10 +5,16 @@ hand-over to the worker, its digest check and update file, upload, spool, screen
 version, journal. The stub worker writes real updates and trains nothing. Median of the rounds
 after the first two.
 
-Cost model, per round and site with S = 4 bytes x elements: the version crosses loopback once and
-is written and read once (3 S), the update likewise (3 S), the fold reads it twice (screen, add)
-and writes S once for all; two sha256 of S (worker, fold) at about 1.8 GB/s dominate everything
-else on two cores.
+Cost model, per round and site with S = 4 bytes x elements. The version is sent by the kernel,
+received, written to the site's disk, and read and hashed by the worker; the update is written by the
+worker, read and sent by the agent, received and written to the spool, and read twice by the fold
+process (screen, add). The version itself is added up, stepped, hashed and written once for all. So
+S is hashed once at every site and once in the fold (sha256, 1.1 to 1.8 GB/s), becomes pages of a
+new file three times at every site and once in the fold (2.5 GB/s), and is copied to or from a
+socket four times (3 GB/s and more). All of it shares the machine's cores: what a round takes is
+the CPU time of all processes, and with two cores and two sites most of it runs two at a time,
+except the fold. A small round is about 190 turns of the coordinator's event loop, half of them hops
+to SQLite's thread for three transactions.
 """
 
 from __future__ import annotations
