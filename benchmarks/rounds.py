@@ -6,15 +6,15 @@ version, journal. The stub worker writes real updates and trains nothing. Median
 after the first two.
 
 Cost model, per round and site with S = 4 bytes x elements. The version is sent by the kernel,
-received, written to the site's disk, and read and hashed by the worker; the update is written by the
-worker, read and sent by the agent, received and written to the spool, and read twice by the fold
-process (screen, add). The version itself is added up, stepped, hashed and written once for all. So
-S is hashed once at every site and once in the fold (sha256, 1.1 to 1.8 GB/s), becomes pages of a
-new file three times at every site and once in the fold (2.5 GB/s), and is copied to or from a
-socket four times (3 GB/s and more). All of it shares the machine's cores: what a round takes is
-the CPU time of all processes, and with two cores and two sites most of it runs two at a time,
-except the fold. A small round is about 190 turns of the coordinator's event loop, half of them hops
-to SQLite's thread for three transactions.
+received, written to the site's disk, and read and hashed by the worker; the update is written by
+the worker, read and sent by the agent, received and written to the spool, and read twice by the
+fold process (screen, add). The version itself is added up, stepped, hashed and written once for
+all. So S is hashed once at every site and once in the fold (sha256, 1.1 to 1.8 GB/s), becomes pages
+of a new file three times at every site and once in the fold (2.5 GB/s), and is copied to or from a
+socket four times (3 GB/s and more). All of it shares the machine's cores: what a round takes is the
+CPU time of all processes, and with two cores and two sites most of it runs two at a time, except
+the fold. A small round is about 190 turns of the coordinator's event loop, half of them hops to
+SQLite's thread for three transactions.
 """
 
 from __future__ import annotations
