@@ -115,8 +115,9 @@ async def _post(
                 error.hint = "A token is good for one join: ask for a new one."
             raise
         except UnreachableError as error:
-            lost = "the answer with its secret was lost: revoke it and ask for a new token."
-            error.hint = f"{error.hint} If the coordinator lists this site now, {lost}".strip()
+            if not error.hint:  # with one it is known why, and that nothing was sent
+                lost = "the answer with its secret was lost: revoke it and ask for a new token."
+                error.hint = f"If the coordinator lists this site now, {lost}"
             raise
     check_protocol(joined.protocol, who="the coordinator")
     return joined

@@ -29,7 +29,7 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
         left = max(job.round.deadline - now, 0.0)
         return f"round {job.round.number}: waits for {_list(who)}, deadline in {span(left)}"
     if job.state == "paused":
-        return "paused: waits for somebody to resume it"
+        return f"{job.reason}; waits for somebody to resume it"
     text = [f"waits for {run.hold}" if job.state == "draining" else run.hold]
     missing = job.spec.sites.wanted - len(job.active("site"))
     if not job.started and missing > 0:

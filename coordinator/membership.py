@@ -150,7 +150,8 @@ def refuse(run: Run, batch: Batch, site: str, reason: str) -> None:
     """The site cannot take part; it is asked again when its agent was restarted."""
     run.declined.add(site)
     batch.emit(run.job, SiteRefused(job=run.job.id, site=site, reason=reason))
-    dismiss(run, batch, site, reason, final=False)
+    # A member's folder holds its state, perhaps an update; that of a stranger would stay for ever.
+    dismiss(run, batch, site, reason, final=site not in run.job.members)
     leave(run, batch, site, reason)
 
 

@@ -10,7 +10,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing
-from http.client import HTTPException, HTTPResponse
+from http.client import HTTPException, HTTPResponse, RemoteDisconnected
 from pathlib import Path
 from typing import IO, Any, Final, NamedTuple, TypeVar
 from urllib.parse import quote, urlsplit
@@ -18,7 +18,14 @@ from urllib.parse import quote, urlsplit
 import msgspec
 
 from protocol import limits
-from protocol.errors import ErrorBody, NotFoundError, SkerryError, UnreachableError, UsageError
+from protocol.errors import (
+    ErrorBody,
+    NotFoundError,
+    SkerryError,
+    UnauthenticatedError,
+    UnreachableError,
+    UsageError,
+)
 from protocol.errors import from_body as error_from_body
 from protocol.jobstates import TERMINAL
 from protocol.views import (
@@ -141,19 +148,29 @@ class Api:
                 f"what answers at {self.url} is no coordinator: HTTP {error.code} from {server}.",
                 "Check the address (and a proxy in between).",
             )
-        return error_from_body(body, error.code)
+        found = error_from_body(body, error.code)
+        if isinstance(found, UnauthenticatedError) and not self._token:
+            found.hint = "Give an API token with --token-file, SKERRY_TOKEN or SKERRY_TOKEN_FILE."
+        return found
 
     def _unreachable(self, error: Exception) -> UnreachableError:
         cause = error.reason if isinstance(error, urllib.error.URLError) else error
         hint = "Start one with `skerry coordinator`, or give its address with --coordinator."
         text = str(cause) or type(cause).__name__
         if isinstance(cause, ssl.SSLCertVerificationError):
-            text = f"its certificate is not accepted: {cause.verify_message}"
-            hint = "Give the coordinator's CA file with --ca-bundle or SKERRY_CA_BUNDLE."
+            text = f"its certificate is not accepted: {cause.verify_message.rstrip('.')}"
+            hint = (
+                "Use one of its names, or add this one to the coordinator's `advertise` setting."
+                if "mismatch" in cause.verify_message
+                else "Give the coordinator's CA file with --ca-bundle or SKERRY_CA_BUNDLE."
+            )
         elif isinstance(cause, (TimeoutError, socket.timeout)):
             text = f"no answer within {self._timeout:g} s"
         elif isinstance(cause, ConnectionRefusedError):
             text = "nothing listens there (connection refused)"
+        elif isinstance(cause, RemoteDisconnected):
+            text = "it hung up without an answer"
+            hint = "If it speaks TLS, its address begins with https://."
         return UnreachableError(f"no coordinator at {self.url}: {text}.", hint)
 
     # ------------------------------------------------------------ jobs

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import os
 import signal
 import sys
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TextIO
 
 import click
 
@@ -102,8 +103,12 @@ def main(arguments: list[str] | None = None) -> None:
 def run(command: click.Command, arguments: list[str], name: str) -> int:
     """Run a command; every error that is meant for people becomes sentences and a code."""
     try:
-        result: Any = command.main(arguments, prog_name=name, standalone_mode=False)
+        # Not `command.main`: that turns a broken pipe into code 1, which is a job that failed.
+        with command.make_context(name, list(arguments)) as context:
+            result: Any = command.invoke(context)
         sys.stdout.flush()
+    except click.exceptions.Exit as leave:
+        return leave.exit_code
     except SkerryError as error:
         fail(error, as_json="--json" in arguments)
         return error.exit_code
@@ -114,15 +119,25 @@ def run(command: click.Command, arguments: list[str], name: str) -> int:
         click.echo("interrupted", err=True)
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of a pipe has gone, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _give_up_output()
         return 128 + signal.SIGPIPE
     except OSError as error:
-        if error.filename is None:  # not about a file: an accident, with its traceback
-            raise
-        found = UsageError(f"{error.filename} cannot be used: {error.strerror}.")
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise  # not about a file: an accident, with its traceback
+        if error.filename is None:
+            _give_up_output()
+        found = UsageError(f"{error.filename or 'the output'} cannot be used: {error.strerror}.")
         fail(found, as_json="--json" in arguments)
         return found.exit_code
     return result if isinstance(result, int) else 0
+
+
+def _nowhere() -> TextIO:
+    return os.fdopen(os.open(os.devnull, os.O_WRONLY), "w", encoding="utf-8")
+
+
+def _give_up_output() -> None:
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def speak_utf8(module: str, arguments: list[str]) -> None:
@@ -131,6 +146,9 @@ def speak_utf8(module: str, arguments: list[str]) -> None:
     Names, paths and files here are UTF-8 everywhere. Python fixes the encoding of arguments and
     file names when it starts, so under LANG=C nothing less than a new start is right.
     """
+    # A stream that the caller closed is none; what goes there is nobody's.
+    sys.stdout = sys.stdout or _nowhere()
+    sys.stderr = sys.stderr or _nowhere()
     if sys.getfilesystemencoding().lower() == "utf-8" and sys.stdout.encoding.lower() == "utf-8":
         return
     os.environ["PYTHONUTF8"] = "1"

@@ -38,6 +38,17 @@ def test_a_job_names_only_sites_that_could_come_and_says_how_long_it_waits() -> 
     )
 
 
+def test_a_pause_says_who_asked_for_it_and_why() -> None:
+    here = World().running("a", "b")
+    here.step(s.JobCommand(job="j", stimulus="pause", by="ann", reason="maintenance"))
+    here.upload("a")
+    here.upload("b")
+    here.committed()
+    assert here.waiting() == (
+        "pause asked for by ann: maintenance; waits for somebody to resume it"
+    )
+
+
 def test_a_closed_connection_and_a_coordinator_restart_are_told_apart() -> None:
     here = World().running("a", "b")
     here.close("a")

@@ -123,6 +123,7 @@ def test_a_declined_site_is_asked_again_when_its_agent_was_restarted() -> None:
     here.submit()
     here.connect("a")
     here.report("a", m.Declined(job="j", reason="task not allowed"))
+    assert here.one(m.EndJob).instruction.final  # nothing of the job is worth keeping there
     here.tick()
     assert here.all(m.Prepare) == []
     assert "a: task not allowed" in here.waiting()
@@ -150,6 +151,7 @@ def test_a_fatal_failure_ends_the_site_in_this_job_only() -> None:
     assert not here.job.members["a"].active
     assert here.job.refused["a"] == "data set is gone"
     assert here.to(m.EndJob) == ["a"]
+    assert not here.one(m.EndJob).instruction.final  # its state stays, should it come back
     here.submit("k", make_spec(sites=Sites(wanted=1)))
     assert here.to(m.Prepare) == ["a"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from protocol.errors import (
     InvalidFileError,
     NotFoundError,
     Problem,
+    UnauthenticatedError,
     UnreachableError,
     UsageError,
 )
@@ -76,6 +78,30 @@ def test_nobody_is_unreachable_with_the_reason():
         url = f"http://127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(UnreachableError, match="connection refused"):
             Api(url).jobs()
+
+
+def test_a_tls_listener_asked_in_plain_http_is_guessed():
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+
+        def hang_up() -> None:
+            connection, _ = server.accept()
+            with connection:
+                connection.recv(1 << 16)
+
+        thread = threading.Thread(target=hang_up)
+        thread.start()
+        with pytest.raises(UnreachableError, match="hung up") as caught:
+            Api(url).jobs()
+        thread.join()
+    assert "https://" in caught.value.hint
+
+
+def test_whoever_has_no_token_is_told_how_to_give_one(fake: FakeApi):
+    fake.answer("GET /api/v1/jobs", UnauthenticatedError("this needs a credential.").body(), 401)
+    with pytest.raises(UnauthenticatedError) as caught:
+        Api(fake.url).jobs()
+    assert "SKERRY_TOKEN" in caught.value.hint
 
 
 def test_silence_ends_at_the_deadline():

@@ -6,6 +6,7 @@ import importlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -161,6 +162,35 @@ def test_help_comes_without_torch_and_without_the_coordinator():
 
 
 # ---------------------------------------------------------------- exit codes
+
+
+def ran_with(stdout: int | None, *arguments: str) -> tuple[int, str]:
+    close = "" if stdout is not None else "exec >&-; "
+    ran = subprocess.run(
+        ["sh", "-c", close + 'exec "$@"', "sh", sys.executable, "-m", "skerry", *arguments],
+        stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    return ran.returncode, ran.stderr
+
+
+def test_a_reader_that_has_gone_is_no_failed_job():
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        assert ran_with(writer, "version") == (128 + signal.SIGPIPE, "")
+    finally:
+        os.close(writer)
+
+
+def test_a_closed_or_full_output_is_no_traceback():
+    assert ran_with(None, "version", "--json") == (0, "")
+    full = Path("/dev/full")
+    if not full.exists():
+        pytest.skip("this system has no /dev/full")
+    with full.open("wb") as file:
+        code, text = ran_with(file.fileno(), "version", "--json")
+    assert code == 2
+    assert text.splitlines()[0] == "error: the output cannot be used: No space left on device."
 
 
 def test_a_wrong_flag_is_a_usage_error(skerry: Skerry):
