@@ -205,3 +205,30 @@ async def test_an_upload_through_a_bad_proxy_is_counted_once(place: Place, fault
     ]
     if fault == "cut":
         assert proxy.cut_after is None, "the cut happened"
+
+
+async def test_version_0_is_made_once_even_when_its_upload_is_cut_and_the_coordinator_restarts(
+    place: Place,
+):
+    """The only site builds version 0: its upload breaks, and the coordinator is killed meanwhile."""
+    await asyncio.to_thread(place.start, "upload_half_stored:1")
+    assert place.addresses
+    host, _, port = place.addresses.agents.removeprefix("http://").rpartition(":")
+    async with FaultProxy(host, int(port)) as proxy:
+        proxy.cut_after = 1_000_000
+        await asyncio.to_thread(place.join, "a")
+        place.configure("a", url=proxy.url)
+        place.agent("a")
+        job = await asyncio.to_thread(
+            place.submit, wanted=1, versions=2, task={"options": {"elements": 1_000_000}}
+        )
+        await asyncio.to_thread(place.crashed)
+        assert proxy.cut_after is None, "the cut happened before"
+        await asyncio.to_thread(place.start)
+        view = await asyncio.to_thread(place.finished, job, 60)
+    assert view.version == 2
+    assert [version.version for version in await asyncio.to_thread(place.versions, job)] == [
+        0,
+        1,
+        2,
+    ]
