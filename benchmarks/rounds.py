@@ -13,8 +13,8 @@ all. So S is hashed once at every site and once in the fold (sha256, 1.1 to 1.8 
 of a new file three times at every site and once in the fold (2.5 GB/s), and is copied to or from a
 socket four times (3 GB/s and more). All of it shares the machine's cores: what a round takes is the
 CPU time of all processes, and with two cores and two sites most of it runs two at a time, except
-the fold. A small round is about 190 turns of the coordinator's event loop, half of them hops to
-SQLite's thread for three transactions.
+the fold. A small round of two sites is some 190 turns of the coordinator's event loop, about 55 of
+them hops to SQLite's thread.
 """
 
 from __future__ import annotations
