@@ -118,6 +118,7 @@ class Connection(web.RequestHandler):
         self.counted = wire.Count(0, 0)
         self.answering = False  # an answer's header was sent: nothing else can be said any more
         self._busy = False
+        self._charged = False  # the owner of what comes in now is known
         self._header_timer: asyncio.TimerHandle | None = None
         self._wire: asyncio.Transport | None = None
 
@@ -155,12 +156,14 @@ class Connection(web.RequestHandler):
 
     def eof_received(self) -> None:
         """The peer closes: the last moment at which a TLS connection's socket can be asked."""
+        self._charged = True
         self.count()
         super().eof_received()
 
     def connection_lost(self, exc: BaseException | None) -> None:
         """Settle the account and tell whoever waits for this peer."""
         self._disarm()
+        self._charged = True
         self.count()
         self.listener.open.discard(self)
         self.end_waits()
@@ -179,13 +182,15 @@ class Connection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the answer, then count what it took."""
         done = await super().finish_response(request, resp, start_time)
+        self._charged = True  # a request that was refused before anybody was charged for it, too
         self.count()
-        self._busy = False
+        self._busy = self._charged = False
         self._disarm()
         return done
 
     def charge(self, owner: Owner) -> None:
         """From the request that just came in on, bytes are this owner's."""
+        self._charged = True
         if owner == self.owner:
             return
         # What was sent until now belongs to the last answer, what was received to this request;
@@ -198,10 +203,17 @@ class Connection(web.RequestHandler):
         self.owner = owner
 
     def count(self) -> None:
-        """Charge the bytes since the last count to the present owner, once there is one."""
+        """Charge the bytes since the last count to the present owner, once there is one.
+
+        What came in between two requests, or with a header that nobody has looked at yet, belongs
+        to a request that has not said whose it is: it waits for `charge`.
+        """
         now = wire.count(self._wire) if self.owner.site else None
         if now is not None:
-            before, self.counted = self.counted, now
+            before = self.counted
+            if not self._charged:
+                now = now._replace(received=before.received)
+            self.counted = now
             self._report(self.owner, now.received - before.received, now.sent - before.sent)
 
     def end_waits(self) -> None:
