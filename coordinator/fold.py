@@ -48,6 +48,7 @@ from coordinator.foldapi import (
     Screen,
     Screened,
     TakeInit,
+    Wake,
     request_decoder,
 )
 from coordinator.journal import CohortMember
@@ -85,7 +86,7 @@ class FoldService:
             return _failed(request, f"the fold process could not do it: {error}")
 
     def _answer(self, request: FoldRequest) -> FoldAnswer:
-        if isinstance(request, Quit):
+        if isinstance(request, (Quit, Wake)):
             return Done(id=request.id)
         if isinstance(request, DropJob):
             self._jobs.release(request.job)
@@ -279,7 +280,7 @@ def _failed(
             answer = Saved(id=request.id, version=request.version)
         case Export():
             answer = Exported(id=request.id, path="", digest="")
-        case DropJob() | Quit():
+        case DropJob() | Wake() | Quit():
             answer = Done(id=request.id)
     return msgspec.structs.replace(
         answer, fault=fault, disk_full=disk_full, unknown_state=unknown_state

@@ -107,11 +107,15 @@ class DropJob(Request, frozen=True, kw_only=True, tag="drop_job"):
     """Free the job's tensors; what is in no checkpoint is written to one before. -> Done"""
 
 
+class Wake(Request, frozen=True, kw_only=True, tag="wake"):
+    """Answer as soon as everything is loaded; `job` and `folder` are empty. -> Done"""
+
+
 class Quit(Request, frozen=True, kw_only=True, tag="quit"):
     """End the process. No answer."""
 
 
-FoldRequest = TakeInit | Screen | Fold | SaveCheckpoint | Recover | Export | DropJob | Quit
+FoldRequest = TakeInit | Screen | Fold | SaveCheckpoint | Recover | Export | DropJob | Wake | Quit
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,11 +20,13 @@ import msgspec
 from coordinator import crashpoints
 from coordinator.foldapi import (
     Answer,
+    Done,
     FoldAnswer,
     Folded,
     FoldRequest,
     Quit,
     Recover,
+    Wake,
     answer_decoder,
 )
 from protocol.errors import SkerryError
@@ -188,9 +190,13 @@ class FoldClient:
         self._log_task = asyncio.create_task(self._copy_log(self._process))
 
     async def start(self) -> None:
-        """Start the process before it is needed: importing torch takes a second or two."""
-        async with self._lock:
-            await self._ensure()
+        """Start the process before it is needed, and wait until it has loaded torch.
+
+        A process that does not come up is no error yet: `trouble` says so until a request is
+        carried out.
+        """
+        with contextlib.suppress(FoldError):
+            await self.ask(Wake(id=0, job="", folder=""), Done)
 
     async def _copy_log(self, process: asyncio.subprocess.Process) -> None:
         assert process.stderr is not None
@@ -220,7 +226,7 @@ class FoldClient:
                 self.idle_mb = now
 
     def memory(self) -> tuple[float, float, float]:
-        """(resident now, highest ever, idle: at its first answer), in MB = 1e6 bytes."""
+        """(resident now, highest ever, idle: before its first job), in MB = 1e6 bytes."""
         memory = memory_mb(self._process.pid) if self._process is not None else None
         now, peak = memory or (0.0, 0.0)
         self.peak_mb = max(self.peak_mb, peak)

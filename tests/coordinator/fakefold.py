@@ -20,6 +20,7 @@ from coordinator.foldapi import (
     Quit,
     Recover,
     Saved,
+    Wake,
     request_decoder,
 )
 from coordinator.stimuli import CommitFacts
@@ -37,6 +38,8 @@ def first_time(request: FoldRequest) -> bool:
 
 def answer(request: FoldRequest) -> FoldAnswer | None:
     what = request.job
+    if isinstance(request, Wake):
+        return Done(id=request.id)
     with (Path(request.folder) / "asked").open("a") as file:
         file.write(f"{type(request).__name__} {what}\n")
     if isinstance(request, Recover):
