@@ -93,6 +93,7 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     disk_reserve_bytes: int = 256 * limits.MIB
     downloads_max: int = 4
     database_pool: int = 5
+    rebuild_tables: bool = False  # projections anew from the journal, at start
     fold_command: tuple[str, ...] = foldclient.COMMAND
 
     def core_config(self) -> CoreConfig:
@@ -206,6 +207,8 @@ class Engine:
         if entries:
             log.info("removed %d interrupted writes (%d bytes).", entries, size)
         await self._store.open()
+        if self.settings.rebuild_tables:
+            log.info("made all tables anew from %d journal rows.", await self._store.rebuild())
         await self._registry.open(self.settings.data_dir / "admin-token")
         self.ledger.load(await queries.load_ledger(self._store))
         await self._runner.restore()

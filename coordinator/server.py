@@ -294,6 +294,7 @@ def _engine_settings(settings: CoordinatorSettings, addresses: Addresses) -> Eng
         jobs_resident_bytes_max=settings.jobs_resident_bytes_max,
         disk_reserve_bytes=settings.disk_reserve_bytes,
         downloads_max=settings.downloads_max,
+        rebuild_tables=settings.rebuild_tables,
     )
 
 

@@ -34,6 +34,13 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     database_url: Annotated[
         str, _about("SQLAlchemy URL of the journal. Empty: a SQLite file in `data_dir`.")
     ] = ""
+    rebuild_tables: Annotated[
+        bool,
+        _about(
+            "Make all tables that people see anew from the journal at this start. They are "
+            "written together with it, so this is only for a database that was repaired by hand."
+        ),
+    ] = False
     listen_agents: Annotated[
         str, _about("host:port where agents connect. Port 0 takes a free one.")
     ] = "127.0.0.1:8470"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -157,6 +158,17 @@ async def test_only_an_ended_job_is_deleted_and_then_all_of_it_goes(tmp_path: Pa
         assert (await engine.sites()).sites[0].bytes_up == 7
         with pytest.raises(NotFoundError):
             await engine.delete(job, "me")
+
+
+async def test_tables_that_were_lost_are_made_anew_from_the_journal(tmp_path: Path) -> None:
+    async with running(tmp_path) as engine:
+        job = await submitted(engine, spec_of())
+        await engine.command(job, "pause", "me")
+        before = await engine.job(job)
+    with sqlite3.connect(tmp_path / "skerry.db") as database:
+        database.execute("DELETE FROM jobs")
+    async with running(tmp_path, rebuild_tables=True) as engine:
+        assert await engine.job(job) == before
 
 
 async def test_a_job_from_submission_to_export(tmp_path: Path) -> None:
