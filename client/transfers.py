@@ -284,12 +284,15 @@ class Transfers:
                 there = f"/agent/v1/jobs/{job}/init"
                 receipt = await self._send("version 0", there, path, size, offset, {"job": job})
             except ConflictError as error:
-                # The coordinator has another part of it than we thought: go on from there.
+                # A conflict passes: another session, another try that is being settled, or another
+                # part stored there than we thought; then it goes on from that.
                 stored = error.details.get("offset")
-                if not isinstance(stored, int) or not 0 <= stored <= size:
-                    self._tell(InitRefused(job=job, reason=error.message))
-                    return
-                offset = stored
+                if isinstance(stored, int):
+                    if not 0 <= stored <= size:
+                        self._tell(InitRefused(job=job, reason=error.message))
+                        return
+                    offset = stored
+                log.debug("version 0: %s", error.message, extra={"job": job})
                 await self._pause(backoff)
             except (SkerryError, OSError) as error:
                 if isinstance(error, SkerryError) and _is_final(error):

@@ -54,6 +54,7 @@ class FakeCoordinator:
         self.asked: list[Key] = []
         self.verdicts: dict[Key, Receipt] = {}
         self.init = bytearray()
+        self.init_conflicts = 0  # so many uploads of version 0 meet a conflict that passes
         self.versions: dict[int, bytes] = {}
         self.version_requests: list[int] = []  # offset of every download
         self.polls = 0
@@ -271,6 +272,9 @@ class FakeCoordinator:
         if refused := self._check(request):
             return refused
         offset = int(request.query["offset"])
+        if self.init_conflicts:
+            self.init_conflicts -= 1
+            return refusal(ConflictError("this site has no open session."))
         if offset != len(self.init):
             return refusal(ConflictError("another offset.", details={"offset": len(self.init)}))
         total = offset + (request.content_length or 0)

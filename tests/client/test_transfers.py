@@ -304,6 +304,16 @@ async def test_version_zero_goes_on_from_what_the_coordinator_has(moving: Moving
     assert not path.exists()
 
 
+async def test_version_zero_is_sent_again_after_a_conflict_that_passes(moving: Moving):
+    """As after a restart of the coordinator, when the upload is faster than the next hello."""
+    path = moving.jobs / "init.body"
+    path.write_bytes(b"version 0")
+    moving.fake.init_conflicts = 2
+    moving.transfers.upload_init(JOB, path, 9)
+    assert await moving.answer() == InitTaken(job=JOB)
+    assert bytes(moving.fake.init) == b"version 0"
+
+
 async def test_version_zero_that_is_refused_says_why(moving: Moving):
     path = moving.jobs / "init.body"
     path.write_bytes(b"x")
