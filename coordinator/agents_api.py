@@ -36,8 +36,6 @@ from protocol.version import check_protocol
 
 log = logging.getLogger(__name__)
 
-# An open poll proves life only as far as the kernel's probes do, so it renews the lease often.
-_LIFE_EVERY_SECONDS: Final = 3.0
 _SLOT_SECONDS: Final = 30.0
 _MEMBERS_MAX: Final = 100_000
 _STOPPING: Final = "the coordinator is stopping."
@@ -84,17 +82,13 @@ async def poll(call: Call) -> Instructions:
         call.engine.mailbox(site).wait(cursor, call.settings.long_poll_seconds)
     )
     watched: set[asyncio.Future[Any]] = {wait, connection.over}
+    # While it is open the server's tick renews the lease: one timer, not one for each poll.
+    services.open_polls[wait] = site
     try:
-        while True:
-            done, _ = await asyncio.wait(
-                watched, timeout=_LIFE_EVERY_SECONDS, return_when=asyncio.FIRST_COMPLETED
-            )
-            if wait in done:
-                return wait.result()
-            if connection.over in done:
-                return _bye(cursor)
-            call.engine.heard(site)
+        await asyncio.wait(watched, return_when=asyncio.FIRST_COMPLETED)
+        return wait.result() if wait.done() else _bye(cursor)
     finally:
+        del services.open_polls[wait]
         wait.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await wait

@@ -68,8 +68,8 @@ from protocol.views import (
 
 log = logging.getLogger("coordinator.engine")
 
-_DISK_SECONDS: Final = 0.5
-_LEDGER_EVERY: Final = 6  # looks at the disk between two writes of the ledger
+_DISK_SECONDS: Final = 1.0
+_LEDGER_EVERY: Final = 3  # looks at the disk between two writes of the ledger
 _STOP_SHARE: Final = 0.7  # of the deadline, for uploads and checkpoints
 
 

@@ -102,6 +102,9 @@ class Services:
         self.stopping = False
         self.listeners: list[Listener] = []
         self.polls: dict[str, Connection] = {}  # site -> the connection of its latest poll
+        self.open_polls: dict[
+            asyncio.Future[messages.Instructions], str
+        ] = {}  # what is waited for -> site
         self.members: set[tuple[str, str]] = set()  # (job, site) seen to belong together
         self.openapi = b""  # made from the table of routes when the application is
         self.lag = Lag()

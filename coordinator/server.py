@@ -224,14 +224,17 @@ def _context(secure: tls.Tls | None, listen: str) -> ssl.SSLContext | None:
 
 
 async def _tick(services: Services, secure: tls.Tls | None) -> None:
-    # Measures how late the loop is, keeps the ledger within a second of the sockets, and looks
-    # after the certificate.
+    # Measures how late the loop is, keeps the ledger within a second of the sockets, renews the
+    # leases of sites whose polls are open (which proves life as far as the kernel's probes do),
+    # and looks after the certificate.
     ticks = 0
     while True:
         due = monotonic() + _TICK_SECONDS
         await asyncio.sleep(_TICK_SECONDS)
         services.lag.note(monotonic() - due)
         services.engine.ledger.refresh()
+        for site in services.open_polls.values():
+            services.engine.heard(site)
         ticks += 1
         if secure is not None and ticks % _RENEW_EVERY_TICKS == 0:
             await asyncio.to_thread(secure.refresh, time())

@@ -11,7 +11,7 @@ import aiohttp
 import msgspec
 import pytest
 
-from coordinator import agents_api
+from coordinator import agents_api, server
 from coordinator.connection import Connection
 from privacy.keys import new_private_key, public_hex, sign_join
 from protocol.errors import ErrorBody
@@ -167,7 +167,7 @@ async def test_an_empty_poll_returns_with_its_cursor(tmp_path: Path):
 
 
 async def test_an_open_poll_keeps_the_lease(served: Served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(agents_api, "_LIFE_EVERY_SECONDS", 0.01)
+    monkeypatch.setattr(server, "_TICK_SECONDS", 0.01)
     poll = asyncio.create_task(served.client.get(served.agents + NEXT, headers=served.site()))
     async with asyncio.timeout(5):
         while served.engine.heard_of.get("edge-1", 0) < 10:
