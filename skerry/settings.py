@@ -147,7 +147,7 @@ def _paths_as_text(kind: inspect.Type) -> inspect.Type:
 def _make_path(kind: type, value: Any) -> Any:
     if issubclass(kind, Path):
         return Path(value).expanduser()
-    raise NotImplementedError(f"settings of type {kind}")
+    raise TypeError(f"no setting can have the type {kind}.")
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
