@@ -147,7 +147,7 @@ def _paths_as_text(kind: inspect.Type) -> inspect.Type:
 def _make_path(kind: type, value: Any) -> Any:
     if issubclass(kind, Path):
         return Path(value).expanduser()
-    raise TypeError(f"no setting can have the type {kind}.")
+    raise NotImplementedError(f"settings of type {kind}")  # as msgspec expects of a hook
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
