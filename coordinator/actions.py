@@ -63,6 +63,7 @@ class Commit(Action, frozen=True, kw_only=True):
     cohort: tuple[CohortMember, ...]
     active_sites: int
     base_digest: str = ""
+    additive: bool = False
 
 
 class TakeInit(Action, frozen=True, kw_only=True):
@@ -90,10 +91,13 @@ class Discard(Action, frozen=True, kw_only=True):
 
 
 class KeepVersions(Action, frozen=True, kw_only=True):
-    """Snapshot files of versions below `oldest` may go."""
+    """Snapshot files of versions below `oldest` may go, except those `besides`: the ones that
+    sites still train from.
+    """
 
     job: str
     oldest: int
+    besides: tuple[int, ...] = ()
 
 
 class Release(Action, frozen=True, kw_only=True):

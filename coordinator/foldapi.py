@@ -56,7 +56,11 @@ class Screen(Request, frozen=True, kw_only=True, tag="screen"):
 
 
 class Fold(Request, frozen=True, kw_only=True, tag="fold"):
-    """Make `version` from `base_version` and the cohort, in the order given. -> Folded"""
+    """Make `version` from `base_version` and the cohort, in the order given. -> Folded
+
+    `additive`: see `journal.RoundClosed`. Delay compensation reads versions/<v>.body of the
+    versions that the cohort started from.
+    """
 
     spec: JobSpec
     version: int
@@ -64,6 +68,7 @@ class Fold(Request, frozen=True, kw_only=True, tag="fold"):
     base_digest: str
     cohort: tuple[CohortMember, ...]
     active_sites: int
+    additive: bool = False
 
 
 class SaveCheckpoint(Request, frozen=True, kw_only=True, tag="save_checkpoint"):
@@ -90,6 +95,7 @@ class Refold(msgspec.Struct, frozen=True, kw_only=True):
     digest: str
     cohort: tuple[CohortMember, ...]
     active_sites: int
+    additive: bool = False
 
 
 class Export(Request, frozen=True, kw_only=True, tag="export"):

@@ -7,17 +7,19 @@ changes its meaning. `SCHEMA` counts up when a new tag is added.
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
 from protocol.jobspec import JobSpec
 from protocol.jobstates import JobState
 from protocol.layout import Layout
-from protocol.messages import SiteRole, VerdictKind
+from protocol.messages import SiteRole, VerdictKind, VersionRef
 from protocol.metrics import Metric
 
-SCHEMA: Final = 1
+SCHEMA: Final = 2
+
+PacingRule = Literal["bsp", "ssp", "async", "buffered"]
 
 
 class JournalEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -76,13 +78,20 @@ class InitAsked(JournalEvent, frozen=True, kw_only=True, tag="init_asked"):
     site: str
 
 
-class RoundTask(msgspec.Struct, frozen=True, kw_only=True):
-    """One site's part in a round."""
+class RoundTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One site's part in a round, or its next period under a rule without rounds.
+
+    `steps` 0: as the job says. `seconds` > 0: a time-boxed period. `deadline` is job time in
+    seconds, 0: the round's.
+    """
 
     site: str
     epoch: int
     clock: int
     attempt: int
+    steps: int = 0
+    seconds: float = 0.0
+    deadline: float = 0.0
 
 
 class RoundOpened(JournalEvent, frozen=True, kw_only=True, tag="round_opened"):
@@ -93,6 +102,30 @@ class RoundOpened(JournalEvent, frozen=True, kw_only=True, tag="round_opened"):
     tasks: tuple[RoundTask, ...]
     deadline: float
     left_out: tuple[str, ...] = ()
+
+
+class PeriodOpened(JournalEvent, frozen=True, kw_only=True, tag="period_opened"):
+    """A site goes on by itself, without a round (ssp, async, buffered)."""
+
+    task: RoundTask
+    base: VersionRef
+    reason: str
+
+
+class PacingChanged(JournalEvent, frozen=True, kw_only=True, tag="pacing_changed"):
+    """The adaptive controller decided anew; what stands here holds until the next such event.
+
+    `steps` are the sized periods by site; `seconds` > 0 is the time box of a period.
+    """
+
+    rule: PacingRule
+    reason: str
+    first: int = 0
+    staleness: int = 0
+    unseen_mass: float = 0.0
+    buffer: int = 0
+    steps: dict[str, int] = {}
+    seconds: float = 0.0
 
 
 class Retried(JournalEvent, frozen=True, kw_only=True, tag="retried"):
@@ -123,19 +156,32 @@ class UpdateSettled(JournalEvent, frozen=True, kw_only=True, tag="update_settled
     norm: float = 0.0
     train_seconds: float = 0.0
     metrics: dict[str, Metric] = {}
+    staleness: int = 0  # versions made between its base and its arrival
+    seconds: float = 0.0  # from the instruction to the last byte
 
 
-class CohortMember(msgspec.Struct, frozen=True, kw_only=True):
-    """One update of a commit, in canonical order (site name, clock)."""
+class CohortMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One update of a commit: in canonical order (site name, clock) under `bsp` and `buffered`,
+    else in the order of the journal.
+
+    `version` is the one it started from (-1: the one before the commit). `weight` is its
+    coefficient in an additive commit, staleness included.
+    """
 
     site: str
     epoch: int
     clock: int
     spool: str
+    version: int = -1
+    weight: float = 0.0
 
 
 class RoundClosed(JournalEvent, frozen=True, kw_only=True, tag="round_closed"):
-    """A round ends. With a cohort, `version` will be made of it; without, the round was void."""
+    """A round ends. With a cohort, `version` will be made of it; without, the round was void.
+
+    Under a rule without rounds every commit is one. `additive`: the pseudo-gradient is minus the
+    sum of weight_k delta_k with the coefficients of the cohort, not a weighted mean.
+    """
 
     round: int
     version: int
@@ -143,6 +189,7 @@ class RoundClosed(JournalEvent, frozen=True, kw_only=True, tag="round_closed"):
     active_sites: int
     reason: str
     missing: dict[str, str] = {}  # site -> why its update is not in the cohort
+    additive: bool = False
 
 
 class VersionMade(JournalEvent, frozen=True, kw_only=True, tag="version_made"):
@@ -200,6 +247,8 @@ Event = (
     | SiteRefused
     | InitAsked
     | RoundOpened
+    | PeriodOpened
+    | PacingChanged
     | Retried
     | UpdateSettled
     | RoundClosed

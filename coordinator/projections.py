@@ -95,6 +95,8 @@ def rows_of(entry: j.Entry, at: float | None = None) -> list[Row]:
             return [_job(event.job, checkpoint=event.version)]
         case j.EvaluationReported():
             return [_evaluated(event, when)]
+        case j.PeriodOpened() | j.PacingChanged():
+            return []
         case j.InitAsked() | j.Retried() | j.SiteFailed() | j.Commanded():
             return []
 

@@ -71,6 +71,14 @@ class Sites(Section, frozen=True, kw_only=True):
     select: Annotated[
         Count, Meta(description=("Sites drawn for each round, uniformly, from the seed. 0: all."))
     ] = 0
+    over_select: Annotated[
+        NonNegative,
+        Meta(
+            description=(
+                "Draw this fraction more than `select`, and close the round when `select` updates are in."
+            )
+        ),
+    ] = 0.0
 
 
 class Period(Section, frozen=True, kw_only=True):
@@ -195,11 +203,15 @@ class Buffers(Section, frozen=True, kw_only=True):
 
 
 class Pacing(Section, frozen=True, kw_only=True):
-    """The rule that says when a site may go on."""
+    """The rule that says when a site may go on; `docs/pacing.md` states what each one guarantees."""
 
     rule: Annotated[
-        Literal["bsp"],
-        Meta(description=("`bsp`: bulk-synchronous; a round closes with its quorum.")),
+        Literal["bsp", "ssp", "async", "buffered", "adaptive"],
+        Meta(
+            description=(
+                "`bsp`: bulk-synchronous rounds. `ssp`: bounded staleness in clocks, or in unseen mass. `async`: every update is a version, staleness capped. `buffered`: a version for every K updates. `adaptive`: chooses rule, bounds and period lengths from what it measures."
+            )
+        ),
     ] = "bsp"
     quorum: Annotated[
         Count,
@@ -209,14 +221,122 @@ class Pacing(Section, frozen=True, kw_only=True):
             )
         ),
     ] = 0
+    first: Annotated[
+        Count,
+        Meta(
+            description=(
+                "bsp: close a round as soon as this many updates are in (fastest m of n). 0: wait for all."
+            )
+        ),
+    ] = 0
     deadline_seconds: Annotated[
         Positive,
-        Meta(description=("A round closes after this time with what it has, if that is a quorum.")),
+        Meta(
+            description=(
+                "A round closes after this time with what it has, if that is a quorum; under the other rules a site's period is given up after it, and a buffer that does not fill is committed."
+            )
+        ),
     ] = 3600.0
+    deadline: Annotated[
+        Literal["fixed", "measured"],
+        Meta(
+            description=(
+                "`measured`: median + `deadline_mads` x MAD of the times that this job's periods took, and never more than `deadline_seconds`."
+            )
+        ),
+    ] = "fixed"
+    deadline_mads: Annotated[
+        Positive, Meta(description=("k of the measured deadline: how far from the median is late."))
+    ] = 6.0
     late: Annotated[
-        Literal["drop"],
-        Meta(description=("What happens to an update that comes after its round closed.")),
+        Literal["drop", "return", "fold"],
+        Meta(
+            description=(
+                "What happens to an update that comes after its round closed. `drop`: its site is told to stop. `return`: it goes back into its site's residual. `fold`: it counts in the next version."
+            )
+        ),
     ] = "drop"
+    partial: Annotated[
+        bool,
+        Meta(
+            description=(
+                "A site that runs out of time delivers the steps it has done instead of nothing: its period ends by the clock, in time for the deadline."
+            )
+        ),
+    ] = False
+    periods: Annotated[
+        Literal["equal", "esync", "dylu"],
+        Meta(
+            description=(
+                "`equal`: every site takes `period.steps`. `esync`: sites take as many steps as fit in the time of the slowest. `dylu`: slower sites take fewer, in proportion to their speed."
+            )
+        ),
+    ] = "equal"
+    steps_max: Annotated[
+        Count,
+        Meta(
+            description=("Most steps that a sized period may have. 0: four times `period.steps`.")
+        ),
+    ] = 0
+    staleness: Annotated[
+        Count,
+        Meta(
+            description=(
+                "ssp: a site at clock c goes on if c - slowest clock <= this. async: an update that started from a version older by this much is refused, and its site starts again."
+            )
+        ),
+    ] = 3
+    reads: Annotated[
+        Literal["eager", "pinned"],
+        Meta(
+            description=(
+                "ssp: `eager`: sites start from the newest version (ESSP). `pinned`: from the oldest one that the staleness bound allows."
+            )
+        ),
+    ] = "eager"
+    unseen_mass: Annotated[
+        NonNegative,
+        Meta(
+            description=(
+                "ssp, adaptive: significance-bounded staleness. A site waits when what others have produced and a site at work has not seen would outweigh this fraction of the model's norm; clocks do not count then. 0: off."
+            )
+        ),
+    ] = 0.0
+    staleness_weight: Annotated[
+        Literal["constant", "polynomial", "hinge"],
+        Meta(
+            description=(
+                "async, buffered: weight of an update tau versions old. `polynomial`: (1 + tau)^-a. `hinge`: 1 up to b, then 1 / (a (tau - b) + 1)."
+            )
+        ),
+    ] = "polynomial"
+    staleness_a: Annotated[Positive, Meta(description="a of the staleness weight.")] = 0.5
+    staleness_b: Annotated[NonNegative, Meta(description="b of the hinge, in versions.")] = 4.0
+    compensation: Annotated[
+        Literal["none", "constant", "adaptive"],
+        Meta(
+            description=(
+                "async: DC-ASGD's delay compensation, for plain SGD at the sites. `adaptive` divides lambda by the root of a running mean of squared gradients."
+            )
+        ),
+    ] = "none"
+    compensation_lambda: Annotated[
+        Positive, Meta(description="Strength lambda of the delay compensation.")
+    ] = 0.04
+    buffer: Annotated[
+        Count, Meta(description=("buffered: K updates make a version (FedBuff)."))
+    ] = 0
+    concurrency: Annotated[
+        Count, Meta(description=("buffered: at most C sites train at a time. 0: all."))
+    ] = 0
+    one_per_site: Annotated[
+        bool,
+        Meta(
+            description=(
+                "buffered: at most one update of a site in a buffer; a site waits until its update is in a version."
+            )
+        ),
+    ] = False
     failed_rounds_max: Annotated[
         CountFromOne,
         Meta(

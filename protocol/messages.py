@@ -127,6 +127,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
 
     Exactly one of `steps` (H) and `epochs` (E) is positive. With `evaluate` the site evaluates
     the base first, and reports. `deadline_seconds` counts from receipt; 0 means none is set yet.
+    With `seconds` the period is time-boxed: after so many seconds of training the site ends it at
+    the next step, after one step at least, and delivers what it has.
     """
 
     job: str
@@ -138,6 +140,7 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     epochs: Whole = 0
     evaluate: bool = False
     deadline_seconds: float = 0.0
+    seconds: float = 0.0
 
 
 class Evaluate(Message, frozen=True, kw_only=True, tag="evaluate"):
