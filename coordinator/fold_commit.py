@@ -21,8 +21,9 @@ from aggregation.fold import WIRE_DTYPE, Accumulator
 from aggregation.scaffold import server_change_
 from aggregation.screen import energy, energy_of, nonfinite_positions
 from aggregation.server_optimizers import ServerOptimizer, tile_of
-from aggregation.tiles import from_bytes, spans, tile_buffer
+from aggregation.tiles import TILE_BYTES, from_bytes, spans
 from aggregation.weights import Share, Weights, weigh
+from coordinator.fold_mapped import MappedBody
 from coordinator.fold_model import Model
 from coordinator.journal import CohortMember
 from protocol.bodies import UpdateMeta, dense_parts
@@ -81,21 +82,20 @@ def fold_spools(paths: Sequence[Path], weights: Weights, sums: Accumulator) -> N
     Raises:
         MalformedError, OSError: a file cannot be read; `sums` is then worth nothing.
     """
-    buffer = tile_buffer()
     for first in range(0, len(paths), ABREAST):
         with contextlib.ExitStack() as files:
             group = range(first, min(first + ABREAST, len(paths)))
-            readers = [
-                BodyReader(files.enter_context(paths[k].open("rb", buffering=0)).readinto)
-                for k in group
-            ]
+            bodies = [files.enter_context(MappedBody(paths[k])) for k in group]
+            readers = [BodyReader(body.readinto) for body in bodies]
             names = [part.name for part in readers[0].meta.parts]
-            streams = [reader.pieces(buffer, checked=False) for reader in readers]
-            # Each stream fills the one buffer when it is asked, so ask one at a time.
+            streams = [
+                reader.views(body.view, TILE_BYTES)
+                for reader, body in zip(readers, bodies, strict=True)
+            ]
             others = [*zip(group[1:], streams[1:], strict=True)]
             for index, offset, view in streams[0]:
                 part, size = names[index], len(view)
-                values = from_bytes(view, WIRE_DTYPE[part])  # of whoever filled the buffer last
+                values = from_bytes(view, WIRE_DTYPE[part])
                 piece = sums.piece(part, offset // values.itemsize, values.numel())
                 factors = _factors(weights, part)
                 piece.add(values, factors[first])
@@ -103,7 +103,7 @@ def fold_spools(paths: Sequence[Path], weights: Weights, sums: Accumulator) -> N
                     at, start, found = next(stream, _NOTHING)
                     if at != index or start != offset or len(found) != size:
                         raise MalformedError(f"spool {paths[k].name} has other parts.")
-                    piece.add(values, factors[k])
+                    piece.add(from_bytes(found, WIRE_DTYPE[part]), factors[k])
             for k, stream in others:
                 if next(stream, None) is not None:
                     raise MalformedError(f"spool {paths[k].name} has other parts.")

@@ -28,6 +28,8 @@ from protocol.frames import (
 
 _CACHED_BYTES: Final = 256 << 10  # what is read next is worked on next: it stays in a core's cache
 
+_CUT_OFF: Final = "the body is cut off: it ends within a frame."
+
 
 def write_body(write: Callable[[Buffer], object], meta: bytes, parts: Sequence[memoryview]) -> int:
     """Write a whole body and return its length in bytes.
@@ -93,7 +95,32 @@ class BodyReader:
         Raises:
             MalformedError, LimitError: as `frames`.
         """
-        return self._read(lambda _part, _offset, left: buffer[:left], len(buffer), checked=checked)
+
+        def take(_part: int, _offset: int, left: int) -> memoryview:
+            return self._filled(buffer[:left])
+
+        return self._read(take, len(buffer), checked=checked)
+
+    def views(
+        self, view: Callable[[int], memoryview], step: int
+    ) -> Iterator[tuple[int, int, memoryview]]:
+        """As `frames`, in pieces of at most `step` bytes that are not read but looked at.
+
+        `view` gives the next so many bytes of the body, fewer where it ends, and goes on behind
+        them: a mapped file can. Checksums are not compared: see `pieces`.
+
+        Raises:
+            MalformedError, LimitError: as `frames`.
+        """
+
+        def take(_part: int, _offset: int, left: int) -> memoryview:
+            wanted = min(left, step)
+            found = view(wanted)
+            if len(found) != wanted:
+                raise MalformedError(_CUT_OFF)
+            return found
+
+        return self._read(take, step, checked=False)
 
     def fill(self, parts: Sequence[memoryview]) -> Iterator[tuple[int, int, memoryview]]:
         """As `frames`, each read where it belongs: one byte view for every part, of its length.
@@ -104,13 +131,13 @@ class BodyReader:
             MalformedError, LimitError: as `frames`.
         """
 
-        def place(part: int, offset: int, left: int) -> memoryview:
-            return parts[part][offset : offset + min(left, _CACHED_BYTES)]
+        def take(part: int, offset: int, left: int) -> memoryview:
+            return self._filled(parts[part][offset : offset + min(left, _CACHED_BYTES)])
 
-        return self._read(place, _CACHED_BYTES, checked=False)
+        return self._read(take, _CACHED_BYTES, checked=False)
 
     def _read(
-        self, place: Callable[[int, int, int], memoryview], step: int, *, checked: bool
+        self, take: Callable[[int, int, int], memoryview], step: int, *, checked: bool
     ) -> Iterator[tuple[int, int, memoryview]]:
         order = Order([part.bytes for part in self.meta.parts])
         while True:
@@ -120,8 +147,7 @@ class BodyReader:
                 break
             crc = 0
             for start in range(0, header.length, step):
-                view = place(header.part, header.offset + start, header.length - start)
-                self._fill(view)
+                view = take(header.part, header.offset + start, header.length - start)
                 if checked:
                     crc = crc32c(view, crc)
                     if start + len(view) == header.length:
@@ -141,10 +167,14 @@ class BodyReader:
         self._fill(view)
         _compare(crc32c(view), header)
 
+    def _filled(self, view: memoryview) -> memoryview:
+        self._fill(view)
+        return view
+
     def _fill(self, view: memoryview) -> None:
         while view and (count := self._readinto(view)) != len(view):
             if not count:
-                raise MalformedError("the body is cut off: it ends within a frame.")
+                raise MalformedError(_CUT_OFF)
             view = view[count:]
 
 
