@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
+from urllib.request import getproxies, proxy_bypass
 
 import aiohttp
 from yarl import URL
@@ -35,6 +36,7 @@ from protocol.version import PROTOCOL, SOFTWARE
 CONNECT_SECONDS: Final = 10.0
 ANSWER_SECONDS: Final = 30.0
 STALL_SECONDS: Final = 30.0
+KEEP_ALIVE_SECONDS: Final = 60.0  # longer than a poll, so that idling is not interrupted to tidy up
 _READ_BUFFER_BYTES: Final = 512 << 10
 _HOSTNAME_MISMATCH: Final = (62, 64)  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
 _EXPIRED: Final = (9, 10)  # not yet valid, has expired
@@ -78,6 +80,13 @@ def _is_loopback(host: str) -> bool:
     return host == "localhost" or host.endswith(".localhost")
 
 
+def _environment_proxy(url: URL) -> str | None:
+    """What HTTPS_PROXY, HTTP_PROXY and NO_PROXY (or the system's settings) say for this address."""
+    if url.host is None or proxy_bypass(f"{url.host}:{url.port}"):
+        return None
+    return getproxies().get(url.scheme)
+
+
 class Transport:
     """One agent's connections. `session` is sent along once it is known.
 
@@ -101,15 +110,20 @@ class Transport:
         self.url = url
         self.session = ""
         self._secret = secret
-        self._proxy = proxy or None
+        self._proxy = proxy or _environment_proxy(URL(url))
         self._ssl = _ssl_context(url, ca, verify=verify)
         self._http: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
-        connector = aiohttp.TCPConnector(limit=8, ssl=self._ssl, socket_factory=_keepalive_socket)
+        connector = aiohttp.TCPConnector(
+            limit=8,
+            ssl=self._ssl,
+            socket_factory=_keepalive_socket,
+            keepalive_timeout=KEEP_ALIVE_SECONDS,
+        )
         self._http = aiohttp.ClientSession(
             connector=connector,
-            trust_env=True,
+            trust_env=False,  # it would look for a netrc file in a thread at every request
             raise_for_status=False,
             auto_decompress=False,
             read_bufsize=_READ_BUFFER_BYTES,

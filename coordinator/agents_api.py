@@ -16,6 +16,7 @@ import msgspec
 from aiohttp import web
 
 from coordinator import transfer
+from coordinator.beat import on_the_second
 from coordinator.connection import Connection, Owner
 from coordinator.http import Call, Services
 from privacy.keys import check_join_proof
@@ -79,7 +80,7 @@ async def poll(call: Call) -> Instructions:
     services.polls[site] = connection
     connection.polled.add(site)
     wait = asyncio.ensure_future(
-        call.engine.mailbox(site).wait(cursor, call.settings.long_poll_seconds)
+        call.engine.mailbox(site).wait(cursor, on_the_second(call.settings.long_poll_seconds))
     )
     watched: set[asyncio.Future[Any]] = {wait, connection.over}
     # While it is open the server's tick renews the lease: one timer, not one for each poll.

@@ -23,6 +23,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from coordinator import actions as a
 from coordinator import foldclient, queries
 from coordinator.actions import AnyAction
+from coordinator.beat import next_second
 from coordinator.carrier import Carrier
 from coordinator.core import Core, CoreConfig
 from coordinator.desk import Desk
@@ -68,8 +69,8 @@ from protocol.views import (
 
 log = logging.getLogger("coordinator.engine")
 
-_DISK_SECONDS: Final = 1.0
 _LEDGER_EVERY: Final = 3  # looks at the disk between two writes of the ledger
+_LEDGER_IDLE_EVERY: Final = 30  # the same while no job moves a byte: polls alone are not pressing
 _STOP_SHARE: Final = 0.7  # of the deadline, for uploads and checkpoints
 
 
@@ -323,10 +324,11 @@ class Engine:
     async def _keep_house(self) -> None:
         looks = 0
         while True:
-            await asyncio.sleep(_DISK_SECONDS)
+            await next_second()
             await self._look_at_disk()
             looks += 1
-            if looks % _LEDGER_EVERY == 0:
+            every = _LEDGER_EVERY if self.ledger.pressing else _LEDGER_IDLE_EVERY
+            if looks % every == 0:
                 await self._flush_ledger()
 
     async def _look_at_disk(self) -> None:

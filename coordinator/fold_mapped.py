@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from protocol.errors import MalformedError
 
-LET_GO_BYTES: Final = 4 << 20  # a call for so many bytes costs nothing beside adding them
+LET_GO_BYTES: Final = 256 << 10  # a call for so many bytes costs little beside adding them
 
 
 class MappedBody:

@@ -90,6 +90,11 @@ class Ledger:
         for source in self.sources:
             source()
 
+    @property
+    def pressing(self) -> bool:
+        """Bytes of a job were counted and are not stored yet."""
+        return any(job for _, job in self._dirty)
+
     def take_dirty(self) -> list[LedgerRow]:
         """Totals that changed since the last call, to be stored."""
         self.refresh()

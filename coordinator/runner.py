@@ -14,6 +14,7 @@ from sqlalchemy import exc
 
 from coordinator import narrate
 from coordinator.actions import AnyAction, Persist
+from coordinator.beat import next_second
 from coordinator.core import Core
 from coordinator.crashpoints import reach
 from coordinator.feed import Feed
@@ -25,7 +26,7 @@ from protocol.errors import ConflictError, SkerryError
 
 log = logging.getLogger("coordinator.engine")
 
-BEAT_SECONDS: Final = 0.5
+BEAT_SECONDS: Final = 1.0
 STALL_SECONDS: Final = 1.0
 _INBOX_MAX: Final = 10_000
 _PAGE: Final = 2_000
@@ -238,7 +239,7 @@ class Runner:
 
     async def _watch(self) -> None:
         while True:
-            await asyncio.sleep(BEAT_SECONDS)
+            await next_second()
             self._notice_stall()
 
     def _notice_stall(self) -> None:

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from coordinator import agents_api, logs, ports, tls
 from coordinator.app import Mount, make_app
+from coordinator.beat import next_second
 from coordinator.connection import Connection, Limits, Listener
 from coordinator.engine import Engine, EngineSettings
 from coordinator.http import Services
@@ -30,7 +31,6 @@ log = logging.getLogger(__name__)
 FAILED: Final = 1
 INTERRUPTED: Final = 130
 _SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
-_TICK_SECONDS: Final = 1.0
 _RENEW_EVERY_TICKS: Final = 3600
 _HANDSHAKE_SECONDS: Final = 10.0
 _HANDLERS_SHARE: Final = 0.2  # of stop_seconds: for handlers to end, twice (asked, cancelled)
@@ -229,9 +229,7 @@ async def _tick(services: Services, secure: tls.Tls | None) -> None:
     # and looks after the certificate.
     ticks = 0
     while True:
-        due = monotonic() + _TICK_SECONDS
-        await asyncio.sleep(_TICK_SECONDS)
-        services.lag.note(monotonic() - due)
+        services.lag.note(await next_second())
         services.engine.ledger.refresh()
         for site in services.open_polls.values():
             services.engine.heard(site)

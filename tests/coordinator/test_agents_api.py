@@ -167,7 +167,11 @@ async def test_an_empty_poll_returns_with_its_cursor(tmp_path: Path):
 
 
 async def test_an_open_poll_keeps_the_lease(served: Served, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(server, "_TICK_SECONDS", 0.01)
+    async def soon() -> float:
+        await asyncio.sleep(0)
+        return 0.0
+
+    monkeypatch.setattr(server, "next_second", soon)
     poll = asyncio.create_task(served.client.get(served.agents + NEXT, headers=served.site()))
     async with asyncio.timeout(5):
         while served.engine.heard_of.get("edge-1", 0) < 10:

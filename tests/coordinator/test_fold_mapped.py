@@ -32,13 +32,13 @@ def test_a_mapped_body_gives_every_byte_once_and_ends(tmp_path: Path) -> None:
 
 def test_pages_that_were_looked_at_are_let_go(tmp_path: Path) -> None:
     path = tmp_path / "large.body"
-    path.write_bytes(bytes(16 * LET_GO_BYTES))
+    path.write_bytes(bytes(64 * LET_GO_BYTES))
     with MappedBody(path) as body:
         before, peak = resident_bytes(), 0
-        while view := body.view(1 << 20):
+        while view := body.view(LET_GO_BYTES):
             assert not any(view[::4096])  # touches every page
             peak = max(peak, resident_bytes() - before)
-    assert peak <= 3 * LET_GO_BYTES
+    assert peak <= 4 << 20, peak  # of 16 MiB; the system maps some pages around each that is read
 
 
 def test_an_empty_spool_is_refused_by_name(tmp_path: Path) -> None:
