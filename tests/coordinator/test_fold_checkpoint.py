@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
+import time
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import msgspec
@@ -167,7 +170,7 @@ def folds_of(path: Path) -> list[Any]:
 
 
 def test_a_kill_while_saving_always_leaves_a_loadable_checkpoint(tmp_path: Path) -> None:
-    """PC-080: killed at every instant of saving, over and over: old or new, checked by digest."""
+    """PC-080: killed at every named instant of saving: old or new, checked by digest."""
     bench = started(tmp_path)
     advance(bench, *range(1, 7))
     (tmp_path / "folds.json").write_bytes(msgspec.json.encode(bench.commits))
@@ -186,6 +189,66 @@ def test_a_kill_while_saving_always_leaves_a_loadable_checkpoint(tmp_path: Path)
         if instant == "fold_after_checkpoint":
             shutil.rmtree(tmp_path / "checkpoints" / "6")
     assert seen == {(0,), (6, 0)}
+
+
+LARGE = layout(tensor("w", (400, 500)), tensor("running_var", (2,), "buffer"))
+
+
+def saving(path: Path) -> tuple[int, int]:
+    """A child that says by a byte when it begins to save version 1, and by another when it has.
+
+    It then waits to be killed. Its process id, and the pipe to read from.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:  # the child never returns into pytest
+        try:
+            torch.set_num_threads(1)  # the parent's threads did not come along
+            bench = Bench.__new__(Bench)
+            bench.path, bench.spec, bench.service = path, ADAM, FoldService()
+            assert not bench.recover(0, folds=folds_of(path)).fault
+            os.write(writer, b"b")
+            bench.save(1)
+            os.write(writer, b"e")
+            signal.pause()
+        finally:
+            os._exit(1)
+    os.close(writer)
+    assert os.read(reader, 1) == b"b"
+    return child, reader
+
+
+def test_fifty_kills_at_random_times_always_leave_a_loadable_checkpoint(tmp_path: Path) -> None:
+    """PC-080: 50 kills -9 at random times during saving, 50 loads: old or new, by digest."""
+    bench = Bench(tmp_path, LARGE, ADAM)
+    bench.init(torch.linspace(-1, 1, 200_000), [1.0, 1.0])
+    bench.fold(1, bench.spool("a", torch.full((200_000,), 0.5), buffers=[0.5, 1.0]))
+    (tmp_path / "folds.json").write_bytes(msgspec.json.encode(bench.commits))
+    shutil.copytree(tmp_path / "checkpoints", tmp_path / "old")
+    child, reader = saving(tmp_path)
+    began = time.perf_counter()
+    assert os.read(reader, 1) == b"e"
+    took = time.perf_counter() - began  # random times are drawn from a save's own length
+    random, interrupted = Random(80), 0
+    for _ in range(50):
+        # The child says nothing before it has saved; after that there is nothing to interrupt.
+        ended, _, _ = select.select([reader], [], [], random.uniform(0.0, took))
+        os.kill(child, signal.SIGKILL)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        os.close(reader)
+        there = fold_checkpoint.versions(tmp_path / "checkpoints")
+        assert there in ([0], [1, 0], [1])
+        interrupted += there == [0] and not ended
+        for version in there:
+            model, _ = fold_checkpoint.load(tmp_path / "checkpoints" / str(version))
+            assert model.digest == bench.digests[version]
+        shutil.rmtree(tmp_path / "checkpoints")  # begin again from the old one alone
+        shutil.copytree(tmp_path / "old", tmp_path / "checkpoints")
+        child, reader = saving(tmp_path)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    assert interrupted >= 1
 
 
 def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
