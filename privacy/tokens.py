@@ -82,7 +82,7 @@ def parse_join_token(text: str) -> JoinToken:
     try:
         raw = base64.b64decode(body + "=" * (-len(body) % 4), altchars=b"-_", validate=True)
         token = _decoder.decode(raw)
-    except (binascii.Error, ValueError, RecursionError):
+    except (binascii.Error, ValueError, RecursionError, msgspec.MsgspecError):
         raise UsageError(
             "this join token is damaged or was cut off.",
             "Copy the whole line that `skerry token create` printed.",
