@@ -1,4 +1,8 @@
-"""What an installation asks of a user's machine: little, and in wide ranges."""
+"""What an installation asks of a user's machine: little, and in wide ranges.
+
+That the oldest and the newest of each range really work is tested by `.ci/environments`, which
+installs both and runs the tests that meet each library.
+"""
 
 from __future__ import annotations
 

@@ -26,4 +26,5 @@ def test_a_job_that_cannot_begin_says_why_and_not_every_second(
         live.update(view("running", "round 1: waits for a"))
     out, err = capsys.readouterr()
     assert out == ""
-    assert err.splitlines() == ["1 of 2 sites are ready", "b: the owner has not allowed 't'"]
+    said = [line for line in err.splitlines() if line]  # old releases of rich end with a blank one
+    assert said == ["1 of 2 sites are ready", "b: the owner has not allowed 't'"]
