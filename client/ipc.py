@@ -65,6 +65,7 @@ class TrainPeriod(WorkerMessage, frozen=True, kw_only=True, tag="train"):
     steps: int = 0
     epochs: int = 0
     evaluate: bool = False
+    seconds: float = 0.0  # > 0: the period ends at the first step after so long a training
 
 
 class EvaluateBase(WorkerMessage, frozen=True, kw_only=True, tag="evaluate"):
@@ -135,6 +136,9 @@ class Trained(WorkerMessage, frozen=True, kw_only=True, tag="trained"):
     path: str
     bytes: int
     seconds: float
+    steps: int = 0
+    of: int = 0  # as asked for; 0: unknown
+    cut: bool = False  # by the period's time box
 
 
 class EvaluatedHere(WorkerMessage, frozen=True, kw_only=True, tag="evaluated"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -37,8 +38,11 @@ from protocol.names import derive_seed
 class LocalJob:
     """A loaded job. Everything that may fail for a reason in the task raises."""
 
-    def __init__(self, load: ipc.Load, task: Task) -> None:
+    def __init__(
+        self, load: ipc.Load, task: Task, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.load = load
+        self._clock = clock
         self.spec = load.spec
         self.task = task
         self.folder = Path(load.folder)
@@ -176,7 +180,7 @@ class LocalJob:
 
     def train(self, message: ipc.TrainPeriod, between_steps: BetweenSteps) -> Path:
         """Train from the base that `load_base` put in place; the update's folder."""
-        begin = time.monotonic()
+        begin = self._clock()
         if not self.train_examples:
             raise RefusedError("this site has no training data.")
         if not (message.steps or message.epochs):
@@ -202,6 +206,7 @@ class LocalJob:
             steps=message.steps,
             epochs=message.epochs,
             between_steps=between_steps,
+            is_over=(lambda: self._clock() - begin >= message.seconds) if message.seconds else None,
         )
         self._check_frozen()
         update = make_update(
@@ -219,7 +224,7 @@ class LocalJob:
         self, message: ipc.TrainPeriod, period: Period, update: Outgoing, begin: float
     ) -> Path:
         name = sitestate.update_name(message.epoch, message.clock, message.attempt)
-        seconds = time.monotonic() - begin
+        seconds = self._clock() - begin
         meta = UpdateMeta(
             job=self.load.job,
             site=self.load.site,
@@ -233,10 +238,7 @@ class LocalJob:
             steps=period.steps,
             effective_steps=period.effective_steps,
             parts=dense_parts(self.layout, "update", control=self.control),
-            metrics={
-                "train_loss": metric(period.loss, period.examples),
-                "lr": metric(period.last_lr, period.examples),
-            },
+            metrics=_metrics_of(period, boxed=message.seconds > 0),
             norm=update.norm,
             train_seconds=seconds,
         )
@@ -244,7 +246,7 @@ class LocalJob:
         with sitestate.new_update(self.folder, name) as folder:
             size = write_body_file(folder / sitestate.BODY, meta, views)
             self.state.save(folder / sitestate.STATE, name)
-            sitestate.write_record(folder, meta, size)
+            sitestate.write_record(folder, meta, size, of=period.of, cut=period.cut)
         self.state.reached(name)
         return self.folder / name
 
@@ -275,6 +277,16 @@ class LocalJob:
                 "Leave frozen tensors alone, or let them train.",
             )
         self._frozen_versions = versions
+
+
+def _metrics_of(period: Period, *, boxed: bool) -> dict[str, Metric]:
+    metrics = {
+        "train_loss": metric(period.loss, period.examples),
+        "lr": metric(period.last_lr, period.examples),
+    }
+    if boxed and period.of:
+        metrics["period_done"] = metric(period.steps / period.of, period.examples)
+    return metrics
 
 
 def _stays(spec: TensorSpec) -> bool:

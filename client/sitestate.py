@@ -50,6 +50,8 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
     steps: int
     norm: float
     seconds: float
+    of: int = 0  # steps that were asked for; 0: unknown
+    cut: bool = False  # by the period's time box
     parts: dict[str, int] = {}
 
 
@@ -97,8 +99,10 @@ def new_update(folder: Path, name: str) -> Iterator[Path]:
         raise
 
 
-def write_record(update: Path, meta: UpdateMeta, size: int) -> None:
-    """Write an update's meta.json; `size` is the length of its body."""
+def write_record(
+    update: Path, meta: UpdateMeta, size: int, *, of: int = 0, cut: bool = False
+) -> None:
+    """Write an update's meta.json; `size` is the length of its body, `of` the steps asked for."""
     record = UpdateRecord(
         job=meta.job,
         site=meta.site,
@@ -111,6 +115,8 @@ def write_record(update: Path, meta: UpdateMeta, size: int) -> None:
         steps=meta.steps,
         norm=meta.norm,
         seconds=meta.train_seconds,
+        of=of,
+        cut=cut,
         parts={part.name: part.bytes for part in meta.parts},
     )
     (update / META).write_bytes(msgspec.json.encode(record))

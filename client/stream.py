@@ -122,21 +122,26 @@ class Stream:
 def period_batches(stream: Stream, *, steps: int, epochs: int) -> Iterator[Any]:
     """The batches of one period: `steps` of them, or those of `epochs` passes.
 
+    A pass that was cut is gone on with, so that the end of the data has its turn too: the period
+    has as many batches as whole passes would have or, where nobody knows how many that are, the
+    rest counts as the first pass.
+
     Raises:
         RefusedError: the data gave no batch in a whole pass.
     """
-    if not steps and stream.position[1]:
-        stream.seek((stream.position[0] + 1, 0))  # epochs are whole passes
-    taken, passes, ends = 0, 0, 0
+    of_pass = stream.position[1]
+    if not steps and of_pass:
+        steps = epochs * stream.batches_per_pass
+    taken, passes = 0, 0
     while taken < steps if steps else passes < epochs:
         batch = stream.next_batch()
         if batch is not None:
-            taken, ends = taken + 1, 0
+            taken, of_pass = taken + 1, of_pass + 1
             yield batch
             continue
-        passes, ends = passes + 1, ends + 1
-        # With steps, the first end may only be that of a pass which the last period used up.
-        if ends > 1 or (taken == 0 and not steps):
+        # The first end may be that of a pass which the last period used up.
+        passes, was_empty, of_pass = passes + (taken > 0), of_pass == 0, 0
+        if was_empty:
             raise RefusedError(
                 "the training data gave no batch in a whole pass.",
                 "Give a data set or an iterable that can be read again and again; a generator "

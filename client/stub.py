@@ -221,6 +221,9 @@ class Stub:
                 path=str(update),
                 bytes=record.bytes,
                 seconds=record.seconds,
+                steps=record.steps,
+                of=record.of,
+                cut=record.cut,
             )
         )
 

@@ -24,6 +24,7 @@ from protocol.jobspec import JobSpec
 from protocol.layout import Layout, Part
 
 BetweenSteps = Callable[[int, int], None]  # steps done, steps in all (0: unknown); may raise
+IsOver = Callable[[], bool]
 
 
 class Corrections:
@@ -75,6 +76,8 @@ class Period(msgspec.Struct, frozen=True, kw_only=True):
     """What a period was: `loss` is the mean over its examples, `distance` is sum_t lr_t a_t."""
 
     steps: int
+    of: int
+    cut: bool
     effective_steps: float
     distance: float
     velocity: float
@@ -128,8 +131,11 @@ class Learner:
         steps: int,
         epochs: int,
         between_steps: BetweenSteps,
+        is_over: IsOver | None = None,
     ) -> Period:
         """Train one period: `steps` local steps, or `epochs` passes over the data.
+
+        `is_over` is asked after every step: when it says so, the period ends there.
 
         Raises:
             RefusedError: the loss is no scalar, or there is no data.
@@ -137,7 +143,7 @@ class Learner:
         of = steps or epochs * self.stream.batches_per_pass
         run = UnitRun(self.optimizer, self.spec.local.prox, self.velocity)
         total = torch.zeros((), dtype=torch.float64)
-        examples = 0
+        examples, cut = 0, False
         first_lr = last_lr = learning_rate(self.optimizer)
         self.model.train()
         between_steps(0, of)
@@ -148,10 +154,17 @@ class Learner:
             total = total.to(loss.device).add_(loss.double(), alpha=count)
             examples += count
             between_steps(run.steps, of)
+            if is_over is not None and run.steps != of:
+                self._await_device()
+                if is_over():
+                    cut = True
+                    break
         self.optimizer.zero_grad(set_to_none=True)
         self.velocity = run.velocity
         return Period(
             steps=run.steps,
+            of=of,
+            cut=cut,
             effective_steps=run.effective_steps,
             distance=run.distance,
             velocity=run.velocity,
@@ -160,6 +173,11 @@ class Learner:
             first_lr=first_lr,
             last_lr=last_lr,
         )
+
+    def _await_device(self) -> None:
+        """Steps that are only queued on a GPU have not been taken yet."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
 
     def _step(self, batch: Any, corrections: Corrections) -> tuple[Tensor, int]:
         batch = self.task.to_device(batch, self.device)

@@ -220,6 +220,10 @@ class Transport:
             headers["X-Skerry-Session"] = self.session
         return headers
 
+    def _proxy_shown(self) -> str:
+        """The proxy without its credentials."""
+        return str(URL(self._proxy or "").with_user(None))
+
     # ------------------------------------------------------------ what went wrong
 
     async def _refusal(self, answer: aiohttp.ClientResponse) -> SkerryError:
@@ -253,6 +257,20 @@ class Transport:
             return NotACoordinatorError(
                 f"{self.url} does not speak TLS as expected: {error}.",
                 "Is it the coordinator's port, and is it https:// there?",
+            )
+        if isinstance(error, aiohttp.ClientHttpProxyError):
+            return UnreachableError(
+                f"the proxy {self._proxy_shown()} does not let this site through to {self.url}: "
+                f"it answers HTTP {error.status} {error.message}.",
+                "Give it credentials in HTTPS_PROXY or the agent's proxy setting, as "
+                "http://user:password@host:port."
+                if error.status == 407
+                else "Ask whoever runs it to allow CONNECT to this address, or name another.",
+            )
+        if isinstance(error, aiohttp.ClientProxyConnectionError):
+            return UnreachableError(
+                f"the proxy {self._proxy_shown()} in front of {self.url} cannot be reached.",
+                "Check HTTPS_PROXY or the agent's proxy setting.",
             )
         if isinstance(error, aiohttp.ClientResponseError):
             return self._stranger(f"it does not speak HTTP ({error.message or 'no valid answer'})")

@@ -100,6 +100,9 @@ class Worker:
                 path=str(folder),
                 bytes=record.bytes,
                 seconds=record.seconds,
+                steps=record.steps,
+                of=record.of,
+                cut=record.cut,
             )
         )
 
