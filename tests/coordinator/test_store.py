@@ -27,9 +27,12 @@ from protocol.metrics import metric
 from tests.coordinator.stubsite import layout_of, spec_of
 
 
-@pytest.fixture
-async def store(tmp_path: Path) -> AsyncIterator[Store]:
-    made = Store(sqlite_url(tmp_path / "db"), pool=5)
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Store]:
+    url = sqlite_url(tmp_path / "db")
+    if request.param == "postgresql":
+        url = request.getfixturevalue("postgres").database()
+    made = Store(url, pool=5)
     await made.open()
     yield made
     await made.close()
