@@ -27,13 +27,15 @@ class Share(NamedTuple):
 class Weights(NamedTuple):
     """One weight per update for `delta`, and one for values (buffers, ints), with their divisors.
 
-    A total of zero means that nobody contributed: the model must not move.
+    A total of zero means that nobody contributed: the model must not move. `part` in (0, 1] is how
+    far values move towards their mean: all the way for a cohort that stands for everybody.
     """
 
     delta: tuple[float, ...]
     delta_total: float
     values: tuple[float, ...]
     values_total: float
+    part: float = 1.0
 
     @property
     def usable(self) -> bool:
@@ -68,6 +70,19 @@ def weigh(by: By, shares: Sequence[Share], *, examples_max: float | None = None)
     progress = math.fsum(n * a for n, a in zip(values, steps, strict=True))
     total = values_total * values_total / progress * (delta_scale / scale)
     return Weights(delta, total, values, values_total)
+
+
+def coefficients(given: Sequence[float]) -> Weights:
+    """Weights of a sum: sum_k c_k d_k, divided by nothing (design 4.8, SSP, async, buffered).
+
+    Values mix convexly all the same, b <- (1 - P) b + sum_k c_k b_k with P = sum_k c_k and at most
+    1, so that a variance never turns negative.
+    """
+    exact = tuple(torch.tensor(list(given), dtype=torch.float64).to(torch.float32).tolist())
+    total = math.fsum(exact)
+    if not (total > 0.0 and all(c >= 0.0 for c in exact)):
+        return Weights(exact, 0.0, exact, 0.0)
+    return Weights(exact, 1.0, exact, total, min(total, 1.0))
 
 
 def _rounded(raw: Sequence[float]) -> tuple[tuple[float, ...], float]:

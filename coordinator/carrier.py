@@ -83,6 +83,7 @@ class Carrier:
             base_digest=action.base_digest,
             cohort=action.cohort,
             active_sites=action.active_sites,
+            additive=action.additive,
         )
         size = sum(
             _size(self._folders.spool(action.job, member.spool)) for member in action.cohort
@@ -144,7 +145,8 @@ class Carrier:
 
     async def keep_versions(self, action: a.KeepVersions) -> None:
         """Remove snapshot files of old versions; a download under way keeps its open file."""
-        await in_thread(_remove_versions, self._folders.job(action.job), action.oldest)
+        folder = self._folders.job(action.job)
+        await in_thread(_remove_versions, folder, action.oldest, frozenset(action.besides))
 
     async def release(self, action: a.Release) -> None:
         """Free the fold process's memory, and remove spools that nobody needs any more."""
@@ -218,6 +220,7 @@ class Carrier:
                             digest=digest,
                             cohort=by.cohort,
                             active_sites=by.active_sites,
+                            additive=by.additive,
                         )
                     )
                 case _:
@@ -277,9 +280,9 @@ def _remove_files(paths: list[Path]) -> None:
         path.unlink(missing_ok=True)
 
 
-def _remove_versions(folder: Path, oldest: int) -> None:
+def _remove_versions(folder: Path, oldest: int, besides: frozenset[int]) -> None:
     for path in (folder / "versions").glob("*.body"):
-        if path.stem.isdigit() and int(path.stem) < oldest:
+        if path.stem.isdigit() and int(path.stem) < oldest and int(path.stem) not in besides:
             path.unlink(missing_ok=True)
 
 

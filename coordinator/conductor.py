@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from coordinator import evaluation
+from coordinator import evaluation, streaming
 from coordinator.actions import Commit, Discard, Send, Verdict
+from coordinator.job import Job, Task
 from coordinator.journal import (
+    CohortMember,
     Retried,
     RoundClosed,
     RoundOpened,
@@ -12,7 +14,7 @@ from coordinator.journal import (
     UpdateSettled,
     VersionMade,
 )
-from coordinator.round import Judgement, closing, judge, missing
+from coordinator.round import Judgement, canonical, closing, judge, missing
 from coordinator.run import Batch, Run
 from coordinator.stimuli import CommitFacts, UploadComplete
 from protocol.messages import Abort, Failed, Settled, Train
@@ -29,22 +31,48 @@ def open_round(run: Run, batch: Batch, event: RoundOpened) -> None:
         send_train(run, batch, task.site)
 
 
+def go_on(run: Run, batch: Batch, *, opening: bool) -> None:
+    """The steps of a rule without rounds: end what is overdue, make the next version, and with
+    `opening` let those go on who may.
+    """
+    job = run.job
+    for site, reason in streaming.overdue(job, batch.now).items():
+        assert job.round is not None
+        task = job.round.tasks[site]
+        leave_out(run, batch, site, reason)
+        _abort(run, batch, site, task.epoch, task.clock, task.attempt, reason)
+    # A checkpoint is of the version that the fold process holds: the next commit waits for it.
+    closed = None if run.checkpoint_asked else streaming.commit(job, batch.now)
+    if closed is not None:
+        batch.emit(job, closed)
+    ask_commit(run, batch)
+    if not opening or job.round is None:
+        return
+    found = streaming.going(job, batch.now)
+    run.waits = found.waits
+    for event in found.opened:
+        batch.emit(job, event)
+        run.progress.pop(event.task.site, None)
+        send_train(run, batch, event.task.site)
+
+
 def send_train(run: Run, batch: Batch, site: str) -> None:
     """Instruct a site to train its open task, if it has one (again after a reconnection)."""
     job = run.job
     task = job.round.tasks.get(site) if job.round else None
-    if job.round is None or task is None or task.state != "training" or job.version is None:
+    if task is None or task.state != "training" or task.base is None:
         return
     train = Train(
         job=job.id,
         epoch=task.epoch,
         clock=task.clock,
         attempt=task.attempt,
-        base=job.version,
+        base=task.base,
         steps=job.spec.period.steps or 0,
         epochs=job.spec.period.epochs or 0,
-        evaluate=evaluation.before_training(job, job.members[site]),
-        deadline_seconds=max(job.round.deadline - batch.now, 0.001),
+        evaluate=evaluation.before_training(job, job.members[site], task.base.version),
+        deadline_seconds=max(task.deadline - batch.now, 0.001),
+        seconds=task.seconds,
     )
     run.send(batch, site, train)
 
@@ -57,8 +85,9 @@ def upload(run: Run, batch: Batch, stimulus: UploadComplete) -> None:
     open_attempt = facts.attempt
     if judgement.settles:
         assert job.round is not None
-        open_attempt = job.round.tasks[site].attempt
-        batch.emit(job, _settlement(judgement, stimulus))
+        task = job.round.tasks[site]
+        open_attempt = task.attempt
+        batch.emit(job, _settlement(job, task, judgement, stimulus, batch.now))
     batch.do(
         Verdict(
             job=job.id,
@@ -77,7 +106,9 @@ def upload(run: Run, batch: Batch, stimulus: UploadComplete) -> None:
         _abort(run, batch, site, facts.epoch, facts.clock, open_attempt, "the update is here")
 
 
-def _settlement(judgement: Judgement, stimulus: UploadComplete) -> UpdateSettled:
+def _settlement(
+    job: Job, task: Task, judgement: Judgement, stimulus: UploadComplete, now: float
+) -> UpdateSettled:
     facts = stimulus.facts
     return UpdateSettled(
         job=stimulus.job,
@@ -94,6 +125,9 @@ def _settlement(judgement: Judgement, stimulus: UploadComplete) -> UpdateSettled
         norm=facts.norm,
         train_seconds=facts.train_seconds,
         metrics=facts.metrics,
+        staleness=max(streaming.staleness(job, facts.base_version), 0) if job.streams else 0,
+        seconds=round(now - task.opened_at, 3),
+        fault=judgement.fault,
     )
 
 
@@ -159,7 +193,7 @@ def leave_out(run: Run, batch: Batch, site: str, reason: str) -> None:
 def close_if_due(run: Run, batch: Batch) -> None:
     """Close the open round when `round.closing` says so."""
     job = run.job
-    found = closing(job, batch.now) if job.round else None
+    found = closing(job, batch.now) if job.round and not job.streams else None
     if found is None or job.round is None:
         return
     if not found.cohort:
@@ -188,20 +222,8 @@ def void(run: Run, batch: Batch, reason: str, *, late: str) -> None:
         return
     _stop_training(run, batch, late)
     number, without = job.round.number, missing(job)
-    queued = [(site, job.round.tasks[site]) for site in job.round.sites("queued")]
-    returned = [
-        UpdateSettled(
-            job=job.id,
-            site=site,
-            epoch=task.epoch,
-            clock=task.clock,
-            attempt=task.attempt,
-            verdict="refused_return",
-            reason=f"round {number} is void: {reason}",
-            spool=task.spool,
-        )
-        for site, task in queued
-    ]
+    why = f"round {number} is void: {reason}"
+    returned = [_returned(job, part, why) for part in canonical(job.queue)]
     _give_back(run, batch, number, reason, returned, without)
 
 
@@ -225,24 +247,26 @@ def commit_done(run: Run, batch: Batch, facts: CommitFacts) -> None:
             ),
         )
         return
-    returned = []
-    for part in closed.cohort:
-        last = job.members[part.site].last
-        same = last is not None and (last.epoch, last.clock) == (part.epoch, part.clock)
-        returned.append(
-            UpdateSettled(
-                job=job.id,
-                site=part.site,
-                epoch=part.epoch,
-                clock=part.clock,
-                attempt=last.attempt if last is not None and same else 1,
-                verdict="refused_return",
-                reason=f"version {closed.version} could not be made: {facts.problem}",
-                spool=part.spool,
-            )
-        )
+    why = f"version {closed.version} could not be made: {facts.problem}"
+    returned = [_returned(job, part, why) for part in closed.cohort]
     reason = f"the commit failed: {facts.problem}"
-    _give_back(run, batch, closed.round, reason, returned, closed.missing)
+    going = job.streams and job.round is not None
+    _give_back(run, batch, closed.round, reason, returned, closed.missing, additive=going)
+
+
+def _returned(job: Job, part: CohortMember, reason: str) -> UpdateSettled:
+    last = job.members[part.site].last
+    same = last is not None and (last.epoch, last.clock) == (part.epoch, part.clock)
+    return UpdateSettled(
+        job=job.id,
+        site=part.site,
+        epoch=part.epoch,
+        clock=part.clock,
+        attempt=last.attempt if last is not None and same else 1,
+        verdict="refused_return",
+        reason=reason,
+        spool=part.spool,
+    )
 
 
 def ask_commit(run: Run, batch: Batch) -> None:
@@ -260,6 +284,7 @@ def ask_commit(run: Run, batch: Batch) -> None:
             base_digest=job.version.digest,
             cohort=closed.cohort,
             active_sites=closed.active_sites,
+            additive=closed.additive,
         )
     )
 
@@ -280,6 +305,8 @@ def _give_back(
     reason: str,
     returned: list[UpdateSettled],
     without: dict[str, str],
+    *,
+    additive: bool = False,
 ) -> None:
     job = run.job
     for settled in returned:
@@ -294,6 +321,7 @@ def _give_back(
             active_sites=sum(member.trains for member in job.active()),
             reason=reason,
             missing=without | {settled.site: settled.reason for settled in returned},
+            additive=additive,
         ),
     )
     for settled in returned:

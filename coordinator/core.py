@@ -97,7 +97,9 @@ class Core:
                 lifecycle.init_done(run, batch, stimulus.site, stimulus.facts)
             case s.UploadComplete():
                 self.heard(stimulus.site, batch.now)
-                conductor.upload(self._run(stimulus.job), batch, stimulus)
+                run = self._run(stimulus.job)
+                conductor.upload(run, batch, stimulus)
+                membership.give_up(run, batch, stimulus.site, stimulus.facts.problem)
             case s.CommitDone():
                 conductor.commit_done(self._run(stimulus.job), batch, stimulus.facts)
             case s.CheckpointDone():

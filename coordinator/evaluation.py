@@ -14,15 +14,15 @@ from protocol.messages import Evaluate, Evaluated
 from protocol.metrics import Combined, check_metrics, combine
 
 
-def before_training(job: Job, member: Member) -> bool:
-    """Whether this site evaluates the newest version before it trains on it."""
+def before_training(job: Job, member: Member, version: int) -> bool:
+    """Whether this site evaluates the version that it was sent before it trains on it."""
     every = job.spec.evaluation.every
     return (
         job.spec.evaluation.sites
         and every > 0
-        and job.number % every == 0
+        and (job.streams or version % every == 0)  # rounds are compared at the same versions
+        and version // every > member.evaluated_version // every
         and member.eval_examples > 0
-        and member.evaluated_version < job.number
     )
 
 

@@ -19,6 +19,8 @@ NAMED_MAX = 12  # sites that a sentence names before it counts the others
 def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> str:
     """For whom or what the job waits now, and until when; empty when it has ended."""
     job = run.job
+    if job.streams and job.round is not None and not job.terminal:
+        return _streaming(run, sessions, now)
     if job.committing is not None:
         closed = job.committing
         return f"version {closed.version} is being folded from {len(closed.cohort)} updates"
@@ -37,6 +39,28 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
     due = min(deadlines(run), default=now)
     text.append(f"at most {span(due - now)} more")
     return "; ".join(part for part in text if part)
+
+
+def _streaming(run: Run, sessions: Sessions, now: float) -> str:
+    """The same where sites go on by themselves: what comes next, and who waits for what."""
+    job = run.job
+    assert job.round is not None
+    if job.state == "paused":
+        text = [f"{job.reason}; waits for somebody to resume it"]
+    else:
+        text = [run.hold] if run.hold else []
+    if job.committing is not None:
+        count = len(job.committing.cohort)
+        text.append(f"version {job.committing.version} is being folded from {count} updates")
+    at_work = [_training(run, sessions, site, now) for site in job.round.sites("training")]
+    if at_work:
+        text.append(f"version {job.number + 1} waits for {_list(at_work)}")
+    waits = [f"{site} waits: {why}" for site, why in sorted(run.waits.items())]
+    if waits and job.state == "running":
+        text.append(_list(waits, "; "))
+    due = min(deadlines(run), default=now)
+    text.append(f"at most {span(due - now)} more")
+    return "; ".join(text)
 
 
 def _list(parts: Sequence[str], between: str = ", ") -> str:
@@ -98,6 +122,8 @@ def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:
         return "no data"
     if member.role == "evaluator" and member.eval_examples == 0:
         return "no data to evaluate on"
+    if job.streams and site in run.waits:
+        return f"waits: {run.waits[site]}"
     if task is not None and task.state == "out":
         return f"out of round {job.rounds}: {task.reason}"
     if task is not None and job.round is not None:

@@ -43,6 +43,7 @@ from coordinator.foldapi import (
     InitTaken,
     Quit,
     Recover,
+    Refold,
     SaveCheckpoint,
     Saved,
     Screen,
@@ -148,9 +149,7 @@ class FoldService:
                 f"{resident.model.digest[:12]}, the journal says {request.base_digest[:12]}."
             )
         started = time.perf_counter()
-        problem = _advance(
-            resident, request.spec, request.version, request.cohort, request.active_sites
-        )
+        problem = _advance(resident, request.spec, request)
         if problem:
             return CommitFacts(version=request.version, problem=problem)
         _write(resident, request.spec)
@@ -189,7 +188,7 @@ class FoldService:
     def _recover(self, request: Recover, folder: Folder) -> CommitFacts:
         resident, folds = self._jobs.newest(request, folder)
         for fold in folds:
-            problem = _advance(resident, request.spec, fold.version, fold.cohort, fold.active_sites)
+            problem = _advance(resident, request.spec, fold)
             found = resident.model.digest
             if problem or found != fold.digest:
                 self._jobs.forget(request.job)
@@ -215,18 +214,15 @@ class FoldService:
         return Exported(id=request.id, path=request.target, digest=digest, missing=missing)
 
 
-def _advance(
-    resident: Resident,
-    spec: JobSpec,
-    version: int,
-    cohort: tuple[CohortMember, ...],
-    active_sites: int,
-) -> str:
+def _advance(resident: Resident, spec: JobSpec, asked: Fold | Refold) -> str:
     """Make the next version in memory; a problem, with nothing changed, or an empty string."""
     model, folder = resident.model, resident.folder
+    version, cohort, active_sites = asked.version, asked.cohort, asked.active_sites
     paths = [folder.spool(member.spool) for member in cohort]
     try:
-        moved = commit(model, paths, cohort, spec, active_sites=active_sites)
+        moved = commit(
+            model, paths, cohort, spec, active_sites=active_sites, additive=asked.additive
+        )
     except FileNotFoundError as error:
         raise MalformedError(f"a spool of version {version} is gone: {error}") from None
     if moved.problem:

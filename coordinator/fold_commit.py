@@ -22,7 +22,7 @@ from aggregation.scaffold import server_change_
 from aggregation.screen import energy, energy_of, nonfinite_positions
 from aggregation.server_optimizers import ServerOptimizer, tile_of
 from aggregation.tiles import TILE_BYTES, from_bytes, spans
-from aggregation.weights import Share, Weights, weigh
+from aggregation.weights import Share, Weights, coefficients, weigh
 from coordinator.fold_mapped import MappedBody
 from coordinator.fold_model import Model
 from coordinator.journal import CohortMember
@@ -53,16 +53,21 @@ def commit(
     spec: JobSpec,
     *,
     active_sites: int,
+    additive: bool = False,
 ) -> Moved:
     """Move `model` in place by the updates of a cohort; version and digest are the caller's.
 
-    `spools` are the files of the cohort's updates, in its order.
+    `spools` are the files of the cohort's updates, in its order. With `additive` the coefficients
+    are the journal's, and the mean is their sum: see `journal.RoundClosed`.
 
     Raises:
         MalformedError, OSError: a spool that was screened cannot be read any more. Nothing moved.
     """
     shares = [_share(p, m, model) for p, m in zip(spools, cohort, strict=True)]
-    weights = weigh(spec.weights.by, shares, examples_max=spec.weights.examples_max)
+    if additive:
+        weights = coefficients([member.weight for member in cohort])
+    else:
+        weights = weigh(spec.weights.by, shares, examples_max=spec.weights.examples_max)
     if not weights.usable:
         return Moved(problem="no usable contribution: nobody in the cohort has examples.")
     parts = dense_parts(model.layout, "update", control=model.control)
@@ -157,6 +162,8 @@ def _move(
         if not state:
             tile.copy_(trial)  # without server state the rehearsal is the performance
     buffers = sums.buffers_mean(weights.values_total)
+    if weights.part < 1.0:  # a cohort that is a part of all moves values by its part
+        buffers.lerp_(model.parts["buffers"], 1.0 - weights.part)
     if math.isnan(energy_of(buffers)):
         return Moved(problem="the mean of the buffers is not finite: no version was made.")
     if model.control:
@@ -171,7 +178,11 @@ def _move(
     else:
         model.parts["params"] = gradient
     model.parts["buffers"].copy_(buffers)
-    model.parts["ints"].copy_(sums.ints_mean(weights.values_total))
+    ints = sums.ints_mean(weights.values_total)
+    if weights.part < 1.0:
+        before = model.parts["ints"]
+        ints = before + ((ints - before).to(torch.float64) * weights.part).round().to(torch.int64)
+    model.parts["ints"].copy_(ints)
     if model.control:
         server_change_(model.parts["control"], sums.sums["control"], sites=active_sites)
     return Moved(

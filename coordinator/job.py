@@ -17,6 +17,8 @@ from protocol.layout import Layout
 from protocol.messages import SiteRole, VersionRef
 from protocol.metrics import Metric
 
+VOIDED_MAX: Final = 16  # later words about a site's updates that are kept for its return
+MOVES_MAX: Final = 256  # newest versions whose weight is remembered for `unseen_mass`
 REPORTS_VERSIONS_MAX: Final = 3  # newest versions whose evaluations stay in memory
 FAILURES_MAX: Final = 20  # reasons of void rounds in a row that are remembered
 
@@ -46,6 +48,11 @@ class Member:
     counted: int = 0
     refused: int = 0
     evaluated_version: int = -1
+    # Updates besides `delivered` that were queued and voided since: the site may not have heard.
+    voided: tuple[j.UpdateSettled, ...] = ()
+    seen: VersionRef | None = None  # the version that has its latest update
+    norm: float = 0.0  # of its latest update
+    failures: int = 0  # periods in a row that came to nothing by the site's own fault
 
     @property
     def trains(self) -> bool:
@@ -60,6 +67,10 @@ class Task:
     epoch: int
     clock: int
     attempt: int
+    base: VersionRef | None = None
+    seconds: float = 0.0
+    opened_at: float = 0.0
+    deadline: float = 0.0
     state: TaskState = "training"
     reason: str = ""
     spool: str = ""
@@ -67,7 +78,11 @@ class Task:
 
 @dataclass(slots=True)
 class Round:
-    """The open round: its base version, its deadline in job time, and its tasks by site name."""
+    """The open round: its base version, its deadline in job time, and its tasks by site name.
+
+    Under a rule without rounds it goes on for the whole job and counts the commits; it has no
+    deadline of its own (0), its tasks have.
+    """
 
     number: int
     version: int
@@ -127,6 +142,13 @@ class Job:
     fetches: int = 0  # tasks of all rounds: each is one model down
     deliveries: int = 0  # updates that were queued: each is one model up
     committing: j.RoundClosed | None = None
+    queue: tuple[
+        j.CohortMember, ...
+    ] = ()  # updates that are here and in no round yet, oldest first
+    queued_at: float = 0.0  # since when the first of them waits
+    marks: dict[int, VersionRef] = field(default_factory=dict)  # see `_mark`
+    moves: tuple[tuple[int, tuple[str, ...], float], ...] = ()  # version, whose, its norm
+    model_norm: float = 0.0
     failures: tuple[tuple[int, str], ...] = ()  # void rounds since the last version, and why
     failed_in_row: int = 0
     spools: dict[str, Spool] = field(default_factory=dict)
@@ -144,6 +166,20 @@ class Job:
     def number(self) -> int:
         """The newest version, or -1."""
         return -1 if self.version is None else self.version.version
+
+    @property
+    def streams(self) -> bool:
+        """Sites go on by themselves: its rule has no rounds."""
+        return self.spec.pacing.rule in ("ssp", "async", "buffered")
+
+    @property
+    def at_work(self) -> bool:
+        """Somebody trains, or something that came is in no version yet."""
+        if self.committing is not None or self.queue:
+            return True
+        if self.round is None:
+            return False
+        return not self.streams or bool(self.round.sites("training"))
 
     def active(self, role: SiteRole | None = None) -> list[Member]:
         """Active members in canonical order, of one role or of both."""
@@ -186,12 +222,14 @@ def evolve(job: Job, event: j.Event, now: float) -> None:
         case j.InitAsked():
             job.init_site, job.init_asked_at = event.site, now
         case j.RoundOpened():
-            _opened(job, event)
+            _opened(job, event, now)
+        case j.PeriodOpened():
+            _period(job, event, now)
         case j.Retried():
             if job.round is not None and event.site in job.round.tasks:
                 job.round.tasks[event.site].attempt = event.attempt
         case j.UpdateSettled():
-            _settled(job, event)
+            _settled(job, event, now)
         case j.RoundClosed():
             _closed(job, event, now)
         case j.VersionMade():
@@ -201,11 +239,15 @@ def evolve(job: Job, event: j.Event, now: float) -> None:
         case j.EvaluationReported():
             _evaluated(job, event)
         case j.SiteFailed():
+            if event.epoch and event.site in job.members:
+                job.members[event.site].failures += 1
             if job.version is None and event.site == job.init_site:
                 job.init_failures[event.site] = event.reason
                 job.init_site = ""
         case j.JobSubmitted() | j.Commanded():
             pass
+    if job.spec.pacing.reads == "pinned" and job.streams:
+        _mark(job)
 
 
 def _moved(job: Job, event: j.JobMoved, now: float) -> None:
@@ -239,6 +281,9 @@ def _entered(job: Job, event: j.SiteEntered) -> None:
         counted=before.counted if before else 0,
         refused=before.refused if before else 0,
         evaluated_version=before.evaluated_version if before else -1,
+        voided=before.voided if before else (),
+        seen=before.seen if before else None,
+        norm=before.norm if before else 0.0,
     )
 
 
@@ -251,7 +296,7 @@ def _ended(job: Job, event: j.SiteEnded) -> None:
         job.init_site = ""
 
 
-def _opened(job: Job, event: j.RoundOpened) -> None:
+def _opened(job: Job, event: j.RoundOpened, now: float) -> None:
     job.rounds = event.round
     job.started = True
     job.fetches += len(event.tasks)
@@ -259,36 +304,92 @@ def _opened(job: Job, event: j.RoundOpened) -> None:
         number=event.round,
         version=event.version,
         deadline=event.deadline,
-        tasks={task.site: Task(task.epoch, task.clock, task.attempt) for task in event.tasks},
+        tasks={task.site: _task(task, job.version, now, event.deadline) for task in event.tasks},
         left_out=event.left_out,
     )
 
 
-def _settled(job: Job, event: j.UpdateSettled) -> None:
+def _task(task: j.RoundTask, base: VersionRef | None, now: float, deadline: float) -> Task:
+    return Task(
+        task.epoch,
+        task.clock,
+        task.attempt,
+        base=base,
+        seconds=task.seconds,
+        opened_at=now,
+        deadline=task.deadline or deadline,
+    )
+
+
+def _period(job: Job, event: j.PeriodOpened, now: float) -> None:
+    job.fetches += 1
+    if job.round is not None:
+        job.round.tasks[event.task.site] = _task(event.task, event.base, now, 0.0)
+
+
+def _mark(job: Job) -> None:
+    """Remember at which version the slowest site's applied clock first came to each value, as far
+    back as a pinned read may still ask.
+    """
+    pending = [*(job.committing.cohort if job.committing else ()), *job.queue]
+    low = min(
+        (
+            min([m.clock, *(p.clock for p in pending if (p.site, p.epoch) == (m.site, m.epoch))])
+            for m in job.active("site")
+            if m.trains
+        ),
+        default=None,
+    )
+    if low is None or job.version is None:
+        return
+    if low not in job.marks:
+        job.marks[low] = job.version
+    for old in [clock for clock in job.marks if clock < low - job.spec.pacing.staleness]:
+        del job.marks[old]
+
+
+def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
     member = job.members[event.site]
     if event.verdict == "refused_return":  # a later word about one that was queued
         if member.last is not None and _same(member.last, event):
             member.last = event
         if member.delivered is not None and _same(member.delivered, event):
             member.delivered = event
+        else:
+            member.voided = (*member.voided, event)[-VOIDED_MAX:]
         member.refused += 1
         job.spools.pop(event.spool, None)
+        job.queue = tuple(part for part in job.queue if part.spool != event.spool)
         return
     member.last = event
     if member.epoch == event.epoch:
         member.clock = event.clock + 1
     task = job.round.tasks.get(event.site) if job.round else None
     queued = event.verdict == "queued"
+    base = task.base.version if task is not None and task.base is not None else job.number
     if task is not None and (task.epoch, task.clock) == (event.epoch, event.clock):
         task.state = "queued" if queued else "out"
         task.reason, task.spool = event.reason, event.spool
         task.attempt = event.attempt
     if queued:
-        member.delivered = event
+        member.delivered, member.voided = event, ()
+        member.norm, member.failures = event.norm, 0
         job.deliveries += 1
         job.spools[event.spool] = Spool(event.wire_bytes)
+        if not job.queue:
+            job.queued_at = now
+        part = j.CohortMember(
+            site=event.site,
+            epoch=event.epoch,
+            clock=event.clock,
+            spool=event.spool,
+            version=base,
+            norm=event.norm,
+        )
+        job.queue = (*job.queue, part)
     else:
         member.refused += 1
+        member.failures += event.fault
 
 
 def _same(last: j.UpdateSettled, event: j.UpdateSettled | j.CohortMember) -> bool:
@@ -296,12 +397,21 @@ def _same(last: j.UpdateSettled, event: j.UpdateSettled | j.CohortMember) -> boo
 
 
 def _closed(job: Job, event: j.RoundClosed, now: float) -> None:
-    job.round = None
     job.idle_since = now
+    taken = {part.spool for part in event.cohort}
+    job.queue = tuple(part for part in job.queue if part.spool not in taken)
+    job.queued_at = now
     if event.cohort:
         job.committing = event
+    elif job.committing is not None and job.committing.round == event.round:
+        job.committing = None  # it failed; one under way counts even when what is open is voided
+    if event.additive and job.round is not None:
+        job.rounds += 1
+        job.round.number = job.rounds
+    else:
+        job.round = None
+    if event.cohort:
         return
-    job.committing = None
     job.failed_in_row += 1
     job.failures = (*job.failures, (event.round, event.reason))[-FAILURES_MAX:]
 
@@ -311,6 +421,7 @@ def _made(job: Job, event: j.VersionMade, now: float) -> None:
     job.idle_since = now
     job.failed_in_row = 0
     job.failures = ()
+    job.model_norm = event.model_norm
     if event.layout is not None:
         job.layout = None if job.terminal else event.layout
         job.layout_digest = event.layout.digest()
@@ -319,9 +430,14 @@ def _made(job: Job, event: j.VersionMade, now: float) -> None:
         job.init_failures = {}
         # Version 0 arrives as a checkpoint: the fold process writes it while taking it in.
         job.checkpoint, job.checkpoint_at = event.version, now
-    for part in job.committing.cohort if job.committing else ():
+    cohort = job.committing.cohort if job.committing else ()
+    if cohort and job.spec.pacing.unseen_mass:
+        move = (event.version, tuple(part.site for part in cohort), event.update_norm)
+        job.moves = (*job.moves, move)[-MOVES_MAX:]
+    for part in cohort:
         member = job.members[part.site]
         member.counted += 1
+        member.seen = job.version
         job.spools[part.spool].version = event.version
     job.committing = None
 

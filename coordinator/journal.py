@@ -7,7 +7,7 @@ changes its meaning. `SCHEMA` counts up when a new tag is added.
 
 from __future__ import annotations
 
-from typing import Final, Literal
+from typing import Final
 
 import msgspec
 
@@ -18,8 +18,6 @@ from protocol.messages import SiteRole, VerdictKind, VersionRef
 from protocol.metrics import Metric
 
 SCHEMA: Final = 2
-
-PacingRule = Literal["bsp", "ssp", "async", "buffered"]
 
 
 class JournalEvent(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -81,7 +79,7 @@ class InitAsked(JournalEvent, frozen=True, kw_only=True, tag="init_asked"):
 class RoundTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One site's part in a round, or its next period under a rule without rounds.
 
-    `steps` 0: as the job says. `seconds` > 0: a time-boxed period. `deadline` is job time in
+    `seconds` > 0: a time-boxed period. `deadline` is job time in
     seconds, 0: the round's.
     """
 
@@ -89,7 +87,6 @@ class RoundTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     clock: int
     attempt: int
-    steps: int = 0
     seconds: float = 0.0
     deadline: float = 0.0
 
@@ -110,22 +107,6 @@ class PeriodOpened(JournalEvent, frozen=True, kw_only=True, tag="period_opened")
     task: RoundTask
     base: VersionRef
     reason: str
-
-
-class PacingChanged(JournalEvent, frozen=True, kw_only=True, tag="pacing_changed"):
-    """The adaptive controller decided anew; what stands here holds until the next such event.
-
-    `steps` are the sized periods by site; `seconds` > 0 is the time box of a period.
-    """
-
-    rule: PacingRule
-    reason: str
-    first: int = 0
-    staleness: int = 0
-    unseen_mass: float = 0.0
-    buffer: int = 0
-    steps: dict[str, int] = {}
-    seconds: float = 0.0
 
 
 class Retried(JournalEvent, frozen=True, kw_only=True, tag="retried"):
@@ -158,6 +139,7 @@ class UpdateSettled(JournalEvent, frozen=True, kw_only=True, tag="update_settled
     metrics: dict[str, Metric] = {}
     staleness: int = 0  # versions made between its base and its arrival
     seconds: float = 0.0  # from the instruction to the last byte
+    fault: bool = False  # refused for what it holds, not for when it came
 
 
 class CohortMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -174,6 +156,7 @@ class CohortMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     spool: str
     version: int = -1
     weight: float = 0.0
+    norm: float = 0.0  # L2 norm of the update
 
 
 class RoundClosed(JournalEvent, frozen=True, kw_only=True, tag="round_closed"):
@@ -248,7 +231,6 @@ Event = (
     | InitAsked
     | RoundOpened
     | PeriodOpened
-    | PacingChanged
     | Retried
     | UpdateSettled
     | RoundClosed

@@ -21,6 +21,7 @@ from coordinator.membership import check_layouts, dismiss
 from coordinator.round import opening
 from coordinator.run import Around, Batch, Run
 from coordinator.stimuli import CheckpointDone, InitFacts
+from coordinator.streaming import buffer_deadline
 from protocol.bodies import check_upload_fits
 from protocol.errors import LimitError
 from protocol.jobspec import JobSpec
@@ -46,6 +47,8 @@ def advance(run: Run, batch: Batch, around: Around) -> None:
         _stop_rules(run, batch)
     if job.state in ("initialising", "running") and job.round is None and job.committing is None:
         _go_on(run, batch, around)
+    if job.streams and job.round is not None:
+        _stream(run, batch, around)
     if job.state == "running":
         evaluation.ask(run, batch)
     if job.state == "draining":
@@ -218,6 +221,33 @@ def _open(run: Run, batch: Batch, around: Around) -> None:
         conductor.open_round(run, batch, found)
 
 
+def _stream(run: Run, batch: Batch, around: Around) -> None:
+    """A rule without rounds: its one round is open for as long as the job runs."""
+    job = run.job
+    if job.state == "draining":
+        reason = f"the job ends: {job.reason}"
+        conductor.void(run, batch, reason, late=reason)
+        return
+    _checkpoint(run, batch)  # before the next commit: between two of them there may be no pause
+    if job.failed_in_row >= job.spec.pacing.failed_rounds_max:
+        fail(run, batch, f"{job.failed_in_row} commits in a row failed; {_causes(job)}")
+        return
+    run.hold = ""
+    if around.disk_full:
+        run.hold = f"the coordinator's disk is full: {around.disk_full}"
+    elif not run.hold:
+        run.hold = _no_spool(run, batch, around, 1)
+    if job.terminal:
+        return
+    conductor.go_on(run, batch, opening=job.state == "running" and not run.hold)
+    if not job.at_work and job.state == "running":
+        able = len([member for member in job.active("site") if member.trains])
+        run.hold = run.hold or (f"{able} sites with training data are here" if not able else "")
+        limit = job.spec.pacing.start_timeout_seconds
+        if batch.now >= job.idle_since + limit:
+            fail(run, batch, f"waited {limit:g} s in vain: {run.hold or 'no site goes on'}")
+
+
 def _no_memory(run: Run, around: Around) -> str:
     need = resident_bytes(run.job.spec, run.job.dense_bytes)
     limit = run.config.jobs_resident_bytes_max
@@ -314,7 +344,18 @@ def _keep_versions(run: Run, batch: Batch) -> None:
     oldest = min([oldest, *(asked.version for asked in run.evaluating.values())])
     if oldest > run.oldest_kept:
         run.oldest_kept = oldest
-        batch.do(KeepVersions(job=job.id, oldest=oldest))
+        besides = tuple(sorted(v for v in _bases(job) if v < oldest))
+        batch.do(KeepVersions(job=job.id, oldest=oldest, besides=besides))
+
+
+def _bases(job: Job) -> set[int]:
+    """Versions that somebody trains from, or may be told to."""
+    tasks = job.round.tasks.values() if job.round is not None else ()
+    found = {task.base.version for task in tasks if task.base and task.state == "training"}
+    found |= {mark.version for mark in job.marks.values()}
+    if job.marks:  # pinned reads may go back to the version with a site's own latest
+        found |= {member.seen.version for member in job.active("site") if member.seen}
+    return found
 
 
 def _checkpoint_at(run: Run) -> float | None:
@@ -322,7 +363,7 @@ def _checkpoint_at(run: Run) -> float | None:
     job, policy = run.job, run.job.spec.checkpoint
     if job.number <= job.checkpoint or job.committing is not None or run.checkpoint_asked:
         return None
-    at_rest = job.round is None and job.state in ("paused", "draining")
+    at_rest = not job.at_work and job.state in ("paused", "draining")
     behind = job.number - job.checkpoint
     if job.terminal or at_rest or run.wants_room or behind >= policy.every:
         return run.checkpoint_not_before
@@ -354,7 +395,7 @@ def checkpoint_done(run: Run, batch: Batch, stimulus: CheckpointDone) -> None:
 
 def _release(run: Run, batch: Batch) -> None:
     job = run.job
-    resting = job.terminal or (job.state == "paused" and job.round is None)
+    resting = job.terminal or (job.state == "paused" and not job.at_work)
     if not resting or job.committing is not None:
         run.released = False
     elif not run.released and not run.checkpoint_asked and job.checkpoint >= job.number:
@@ -368,9 +409,14 @@ def _release(run: Run, batch: Batch) -> None:
 def deadlines(run: Run) -> Iterator[float]:
     """Everything that becomes due for this job by the passing of time alone."""
     job, spec = run.job, run.job.spec
-    if job.round is not None:
+    if job.round is not None and not job.streams:
         yield job.round.deadline
-    at_rest = job.round is None and job.committing is None
+    if job.round is not None and job.streams:
+        yield from (job.round.tasks[site].deadline for site in job.round.sites("training"))
+        enough = len(job.queue) >= max(spec.pacing.quorum, 1)
+        if enough and spec.pacing.rule == "buffered" and job.committing is None:
+            yield buffer_deadline(job)
+    at_rest = not job.at_work
     if job.state in ("initialising", "running") and at_rest:
         yield job.idle_since + spec.pacing.start_timeout_seconds
         if job.version is None and job.init_site:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from coordinator import conductor, evaluation
 from coordinator.actions import Send
+from coordinator.conductor import ATTEMPTS_MAX
 from coordinator.job import Member
 from coordinator.journal import SiteEnded, SiteEntered, SiteFailed, SiteRefused
 from coordinator.run import Batch, Run
@@ -25,9 +26,12 @@ def prepare(run: Run, batch: Batch, site: str, role: SiteRole) -> None:
 def remind(run: Run, batch: Batch, site: str) -> None:
     """Say again that a queued update was voided, if the site may not have heard it."""
     member = run.job.members.get(site)
-    word = member.delivered if member is not None else None
-    if word is not None and word.verdict == "refused_return":
-        batch.do(Send(site=site, instruction=conductor.settled_word(word)))
+    if member is None:
+        return
+    words = [*member.voided, *([member.delivered] if member.delivered is not None else [])]
+    for word in words:
+        if word.verdict == "refused_return":
+            batch.do(Send(site=site, instruction=conductor.settled_word(word)))
 
 
 def dismiss(run: Run, batch: Batch, site: str, reason: str, *, final: bool) -> None:
@@ -168,3 +172,14 @@ def failed(run: Run, batch: Batch, site: str, event: Failed) -> None:
         evaluation.gave_up(run, site)
     if event.fatal and site in run.present:
         refuse(run, batch, site, event.reason)
+    else:
+        give_up(run, batch, site, event.reason)
+
+
+def give_up(run: Run, batch: Batch, site: str, reason: str) -> None:
+    """Without rounds nothing else ends a site that fails at every period."""
+    member, limit = run.job.members.get(site), run.job.spec.pacing.failed_rounds_max
+    if member is None or not run.job.streams or member.failures < limit * ATTEMPTS_MAX:
+        return
+    if member.active:
+        refuse(run, batch, site, f"failed {member.failures} times in a row, at last: {reason}")

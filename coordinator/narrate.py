@@ -50,6 +50,8 @@ def _line(event: j.Event) -> tuple[int, str]:
             return level, f"the update of {site}, clock {clock}, is {verdict}{_because(reason)}"
         case j.RoundOpened(round=number, tasks=tasks):
             return logging.DEBUG, f"round {number} begins with {len(tasks)} sites"
+        case j.PeriodOpened(task=task, reason=reason):
+            return logging.DEBUG, f"{task.site} goes on: {reason}"
         case j.CheckpointMade():
             return logging.DEBUG, "a checkpoint was written"
         case _:

@@ -95,9 +95,7 @@ def rows_of(entry: j.Entry, at: float | None = None) -> list[Row]:
             return [_job(event.job, checkpoint=event.version)]
         case j.EvaluationReported():
             return [_evaluated(event, when)]
-        case j.PeriodOpened() | j.PacingChanged():
-            return []
-        case j.InitAsked() | j.Retried() | j.SiteFailed() | j.Commanded():
+        case j.InitAsked() | j.PeriodOpened() | j.Retried() | j.SiteFailed() | j.Commanded():
             return []
 
 

@@ -15,10 +15,12 @@ void.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 
 import msgspec
 
-from coordinator.job import Job, Member
+from coordinator import streaming
+from coordinator.job import Job, Member, Task
 from coordinator.journal import CohortMember, RoundOpened, RoundTask, UpdateSettled
 from coordinator.selection import select
 from coordinator.stimuli import UpdateFacts
@@ -27,12 +29,14 @@ from protocol.messages import VerdictKind
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict on an update. `settles`: it closes the site's open task and is journalled;
-    otherwise it only repeats or turns away, and the journal stays as it is.
+    otherwise it only repeats or turns away, and the journal stays as it is. `fault`: it is refused
+    for what it holds.
     """
 
     verdict: VerdictKind
     reason: str
     settles: bool = False
+    fault: bool = False
 
 
 class Closing(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +47,11 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     cohort: tuple[CohortMember, ...]
     reason: str
     late: str
+
+
+def canonical(parts: Iterable[CohortMember]) -> tuple[CohortMember, ...]:
+    """Updates in the order in which sums are made (design 4.6)."""
+    return tuple(sorted(parts, key=lambda part: (part.site, part.clock)))
 
 
 def quorum(job: Job) -> int:
@@ -70,10 +79,14 @@ def judge(job: Job, site: str, facts: UpdateFacts) -> Judgement:
         return _turn_away(f"no period was asked for at clock {facts.clock}")
     if facts.attempt > task.attempt:
         return _turn_away(f"attempt {facts.attempt} was never asked for; {task.attempt} is open")
-    fault = _fault(job, facts)
+    fault = _fault(job, task, facts)
     if fault:
-        return Judgement(verdict="refused_drop", reason=fault, settles=True)
-    return Judgement(verdict="queued", reason="in the open round", settles=True)
+        return Judgement(verdict="refused_drop", reason=fault, settles=True, fault=True)
+    old = streaming.stale(job, facts.base_version)
+    if old:
+        return Judgement(verdict="refused_drop", reason=f"stale: {old}", settles=True)
+    where = "for the next version" if job.streams else "in the open round"
+    return Judgement(verdict="queued", reason=where, settles=True)
 
 
 def _turn_away(reason: str) -> Judgement:
@@ -97,14 +110,14 @@ def _fenced(job: Job, member: Member, facts: UpdateFacts) -> str:
     return f"epoch {facts.epoch} has ended: {member.note or 'the site was gone'}"
 
 
-def _fault(job: Job, facts: UpdateFacts) -> str:
-    base = job.version
+def _fault(job: Job, task: Task, facts: UpdateFacts) -> str:
+    base = task.base
     assert base is not None
     if facts.problem:
         return facts.problem
     if (facts.base_version, facts.base_digest) != (base.version, base.digest):
         return (
-            f"it starts from version {facts.base_version} ({facts.base_digest[:12]}), the round "
+            f"it starts from version {facts.base_version} ({facts.base_digest[:12]}), its period "
             f"from version {base.version} ({base.digest[:12]})"
         )
     if facts.layout_digest != job.layout_digest:
@@ -136,10 +149,7 @@ def closing(job: Job, now: float) -> Closing | None:
     )
     if len(queued) < need:
         return Closing(cohort=(), reason=_why_void(job, need), late=late)
-    cohort = tuple(
-        CohortMember(site=site, epoch=task.epoch, clock=task.clock, spool=task.spool)
-        for site, task in ((site, open_.tasks[site]) for site in queued)
-    )
+    cohort = canonical(job.queue)
     count = f"{len(cohort)} of {len(open_.tasks)}"
     why = f"deadline reached with {count}" if training else f"{count} are in, the others are out"
     if len(cohort) == len(open_.tasks):
@@ -183,6 +193,10 @@ def opening(job: Job, now: float) -> RoundOpened | str:
         note = f" (no training data at {', '.join(no_data)})" if no_data else ""
         return f"{len(able)} of {quorum(job)} sites that a version needs are here{note}"
     number = job.rounds + 1
+    if job.streams:  # who goes on when is said by `streaming`
+        return RoundOpened(
+            job=job.id, round=number, version=job.version.version, tasks=(), deadline=0.0
+        )
     chosen = select(job.spec.seed, number, able, job.spec.sites.select)
     tasks = tuple(
         RoundTask(

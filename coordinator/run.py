@@ -93,6 +93,7 @@ class Run:
     wants_room: bool = False  # a checkpoint would free the spools that keep a round from opening
     oldest_kept: int = 0
     released: bool = False
+    waits: dict[str, str] = field(default_factory=dict)  # site -> why it does not go on
     hold: str = ""  # why no round is open, for people
 
     def send(self, batch: Batch, site: str, instruction: Instruction) -> None:

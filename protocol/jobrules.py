@@ -113,7 +113,7 @@ def _sites(spec: JobSpec) -> Iterator[Problem]:
 def _quorum(spec: JobSpec) -> Iterator[Problem]:
     key = "sites.select" if spec.sites.select else "sites.wanted"
     most = spec.sites.select or spec.sites.wanted
-    if spec.pacing.quorum > most:
+    if spec.pacing.rule == "bsp" and spec.pacing.quorum > most:
         yield Problem(
             key="pacing.quorum",
             found=str(spec.pacing.quorum),
@@ -168,13 +168,106 @@ def _fednova(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+def _streaming(spec: JobSpec) -> Iterator[Problem]:
+    """Rules without rounds: what needs a cohort that stands for everybody cannot be had."""
+    rule = spec.pacing.rule
+    if rule == "bsp":
+        return
+    instead = "pacing.rule = 'bsp', where one step is one cohort"
+    if rule in ("ssp", "async") and spec.server.optimizer != "average":
+        yield Problem(
+            key="server.optimizer",
+            found=f"{spec.server.optimizer!r} with pacing.rule = {rule!r}",
+            allowed=f"'average': server momentum is unsafe when every update is a step of its own; "
+            f"or pacing.rule = 'buffered', or {instead}",
+        )
+    if spec.local.scaffold:
+        yield Problem(
+            key="local.scaffold",
+            found=f"true with pacing.rule = {rule!r}",
+            allowed=f"false: the server's control variate is a mean over one cohort; or {instead}",
+        )
+    if spec.weights.by == "steps":
+        yield Problem(
+            key="weights.by",
+            found=f"'steps' with pacing.rule = {rule!r}",
+            allowed=f"'examples' or 'equal': FedNova normalises within one cohort; or {instead}",
+        )
+    if spec.sites.select:
+        yield Problem(
+            key="sites.select",
+            found=f"{spec.sites.select} with pacing.rule = {rule!r}",
+            allowed="0: every site takes part; pacing.concurrency of 'buffered' bounds how many "
+            f"are at work, or {instead}",
+        )
+
+
+def _ssp(spec: JobSpec) -> Iterator[Problem]:
+    pacing = spec.pacing
+    if pacing.reads == "pinned" and pacing.rule != "ssp":
+        yield Problem(
+            key="pacing.reads",
+            found=f"'pinned' with pacing.rule = {pacing.rule!r}",
+            allowed="'pinned' only with pacing.rule = 'ssp': it names the oldest version that "
+            "ssp's bound allows",
+        )
+    if pacing.unseen_mass and pacing.rule != "ssp":
+        yield Problem(
+            key="pacing.unseen_mass",
+            found=f"{pacing.unseen_mass:g} with pacing.rule = {pacing.rule!r}",
+            allowed="0, or pacing.rule = 'ssp', whose bound it replaces",
+        )
+    if pacing.unseen_mass and pacing.reads == "pinned":
+        yield Problem(
+            key="pacing.reads",
+            found="'pinned' together with pacing.unseen_mass",
+            allowed="'eager': a pinned read is defined by clocks, which unseen_mass does not bound",
+        )
+
+
+def _buffered(spec: JobSpec) -> Iterator[Problem]:
+    pacing = spec.pacing
+    if pacing.rule == "buffered" and not pacing.buffer:
+        yield Problem(
+            key="pacing.buffer",
+            found="0",
+            allowed="at least 1: how many updates make a version under pacing.rule = 'buffered'",
+        )
+    if pacing.rule != "buffered":
+        for key in ("buffer", "concurrency", "one_per_site"):
+            if getattr(pacing, key):
+                yield Problem(
+                    key=f"pacing.{key}",
+                    found=f"{show(getattr(pacing, key))} with pacing.rule = {pacing.rule!r}",
+                    allowed="only with pacing.rule = 'buffered'",
+                )
+    elif pacing.one_per_site and pacing.buffer > spec.sites.wanted:
+        yield Problem(
+            key="pacing.buffer",
+            found=f"{pacing.buffer}, one update per site, sites.wanted = {spec.sites.wanted}",
+            allowed=f"at most {spec.sites.wanted}: such a buffer could never fill",
+        )
+    if pacing.rule == "buffered" and pacing.quorum > pacing.buffer:
+        yield Problem(
+            key="pacing.quorum",
+            found=f"{pacing.quorum}, pacing.buffer = {pacing.buffer}",
+            allowed=f"at most {pacing.buffer}",
+        )
+
+
 RULES: Final[tuple[Rule, ...]] = (
     Rule(("name", "task.name", "sites.names"), _names),
     Rule(("period.steps", "period.epochs"), _period),
     Rule(("stop.versions", "stop.seconds", "stop.target"), _stop),
     Rule(("stop.metric", "stop.target", "evaluation.every"), _target),
     Rule(("sites.names", "sites.wanted", "sites.select"), _sites),
-    Rule(("pacing.quorum", "sites.wanted", "sites.select"), _quorum),
+    Rule(("pacing.quorum", "pacing.rule", "sites.wanted", "sites.select"), _quorum),
+    Rule(
+        ("pacing.rule", "server.optimizer", "local.scaffold", "weights.by", "sites.select"),
+        _streaming,
+    ),
+    Rule(("pacing.rule", "pacing.reads", "pacing.unseen_mass"), _ssp),
+    Rule(("pacing.rule", "pacing.buffer", "pacing.quorum", "sites.wanted"), _buffered),
     Rule(("optimizer.nesterov", "optimizer.name", "optimizer.momentum"), _nesterov),
     Rule(("local.scaffold", "local.prox", "optimizer.name", "optimizer.momentum"), _scaffold),
     Rule(("weights.by", "optimizer.name"), _fednova),
@@ -201,6 +294,11 @@ def _warnings(spec: JobSpec) -> Iterator[str]:
         yield f"server.betas has no effect with {server.optimizer!r}."
     if server.optimizer not in ("adagrad", "adam", "yogi") and server.tau != plain_server.tau:
         yield f"server.tau has no effect with {server.optimizer!r}."
+    rule = spec.pacing.rule
+    if rule in ("ssp", "async") and spec.stop.target is not None:
+        yield f"stop.target needs an evaluator under {rule!r}: no two sites report on one version."
+    if rule in ("ssp", "async") and spec.pacing.quorum:
+        yield f"pacing.quorum has no effect under {rule!r}: every update makes a version."
     if spec.weights.by == "equal" and spec.weights.examples_max is not None:
         yield "weights.examples_max has no effect when every site counts the same."
     if spec.stop.target is not None and not spec.evaluation.sites:

@@ -206,10 +206,10 @@ class Pacing(Section, frozen=True, kw_only=True):
     """The rule that says when a site may go on; `docs/pacing.md` states what each one guarantees."""
 
     rule: Annotated[
-        Literal["bsp", "ssp", "async", "buffered", "adaptive"],
+        Literal["bsp", "ssp", "async", "buffered"],
         Meta(
             description=(
-                "`bsp`: bulk-synchronous rounds. `ssp`: bounded staleness in clocks, or in unseen mass. `async`: every update is a version, staleness capped. `buffered`: a version for every K updates. `adaptive`: chooses rule, bounds and period lengths from what it measures."
+                "`bsp`: bulk-synchronous rounds. `ssp`: bounded staleness in clocks, or in unseen mass. `async`: every update is a version, staleness capped. `buffered`: a version for every K updates."
             )
         ),
     ] = "bsp"
@@ -264,20 +264,6 @@ class Pacing(Section, frozen=True, kw_only=True):
             )
         ),
     ] = False
-    periods: Annotated[
-        Literal["equal", "esync", "dylu"],
-        Meta(
-            description=(
-                "`equal`: every site takes `period.steps`. `esync`: sites take as many steps as fit in the time of the slowest. `dylu`: slower sites take fewer, in proportion to their speed."
-            )
-        ),
-    ] = "equal"
-    steps_max: Annotated[
-        Count,
-        Meta(
-            description=("Most steps that a sized period may have. 0: four times `period.steps`.")
-        ),
-    ] = 0
     staleness: Annotated[
         Count,
         Meta(
@@ -298,7 +284,7 @@ class Pacing(Section, frozen=True, kw_only=True):
         NonNegative,
         Meta(
             description=(
-                "ssp, adaptive: significance-bounded staleness. A site waits when what others have produced and a site at work has not seen would outweigh this fraction of the model's norm; clocks do not count then. 0: off."
+                "ssp: significance-bounded staleness. A site waits when what others have produced and a site at work has not seen would outweigh this fraction of the model's norm; clocks do not count then. 0: off."
             )
         ),
     ] = 0.0
@@ -312,17 +298,6 @@ class Pacing(Section, frozen=True, kw_only=True):
     ] = "polynomial"
     staleness_a: Annotated[Positive, Meta(description="a of the staleness weight.")] = 0.5
     staleness_b: Annotated[NonNegative, Meta(description="b of the hinge, in versions.")] = 4.0
-    compensation: Annotated[
-        Literal["none", "constant", "adaptive"],
-        Meta(
-            description=(
-                "async: DC-ASGD's delay compensation, for plain SGD at the sites. `adaptive` divides lambda by the root of a running mean of squared gradients."
-            )
-        ),
-    ] = "none"
-    compensation_lambda: Annotated[
-        Positive, Meta(description="Strength lambda of the delay compensation.")
-    ] = 0.04
     buffer: Annotated[
         Count, Meta(description=("buffered: K updates make a version (FedBuff)."))
     ] = 0

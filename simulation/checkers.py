@@ -26,6 +26,7 @@ class Checkers:
     queued: set[tuple[str, Identity]] = field(default_factory=set)
     settled: dict[tuple[str, Identity], str] = field(default_factory=dict)
     versions: dict[str, int] = field(default_factory=dict)
+    counted: dict[tuple[str, Identity], int] = field(default_factory=dict)  # in which version
     _cohorts: dict[str, tuple[j.CohortMember, ...]] = field(default_factory=dict)
 
     def entry(self, entry: j.Entry) -> None:
@@ -46,12 +47,21 @@ class Checkers:
                     key = (task.site, Identity(job, task.epoch, task.clock))
                     assert key not in self.settled, f"{key} was settled and is asked for again"
                     self.open.add(key)
+            case j.PeriodOpened():
+                key = (event.task.site, Identity(job, event.task.epoch, event.task.clock))
+                assert key not in self.settled, f"{key} was settled and is asked for again"
+                self._may_go_on(event)
+                self.open.add(key)
             case j.UpdateSettled():
                 self._settle(event)
             case j.RoundClosed():
-                self._cohorts[job] = event.cohort
+                if event.cohort:
+                    self._cohorts[job] = event.cohort
+                    self._may_be_made(event)
                 left = [key for key in self.open if key[1].job == job]
-                assert not left, f"round {event.round} closed with open tasks {left}"
+                assert event.additive or not left, (
+                    f"round {event.round} closed with open tasks {left}"
+                )
             case j.VersionMade():
                 before = self.versions.get(job, -1)
                 assert event.version == before + 1, f"version {event.version} after {before}"
@@ -60,8 +70,43 @@ class Checkers:
                     key = (part.site, Identity(job, part.epoch, part.clock))
                     self.queued.remove(key)
                     self.settled[key] = "counted"
+                    self.counted[key] = event.version
             case _:
                 pass
+
+    def _may_go_on(self, event: j.PeriodOpened) -> None:
+        """SSP's promise about reads: the base holds every active site's updates stamped
+        <= c - s - 1, and the site's own latest (Ho et al., NIPS 2013).
+        """
+        job, site, pacing = (
+            self.shadow[event.job],
+            event.task.site,
+            self.shadow[event.job].spec.pacing,
+        )
+        if pacing.rule != "ssp" or pacing.unseen_mass:
+            return
+        bound = event.task.clock - pacing.staleness
+        active = {(m.site, m.epoch) for m in job.active("site")}
+        for who, identity in [*self.open, *self.queued]:
+            if identity.job == event.job and (who, identity.epoch) in active:
+                assert identity.clock >= bound, f"{event} goes on, {who} is at {identity}"
+        for (who, identity), version in self.counted.items():
+            seen = who == site or (identity.clock < bound and (who, identity.epoch) in active)
+            if identity.job == event.job and seen:
+                assert version <= event.base.version, f"{event} has not seen {who} {identity}"
+        own = [key for key in self.queued if key[0] == site and key[1].job == event.job]
+        assert not own, f"{event} has not seen its own {own}"
+
+    def _may_be_made(self, event: j.RoundClosed) -> None:
+        """What a version may be made of, by the job's rule."""
+        pacing = self.shadow[event.job].spec.pacing
+        ages = [event.version - 1 - part.version for part in event.cohort]
+        if pacing.rule == "async":
+            assert max(ages) <= pacing.staleness, f"{event} has updates {ages} versions old"
+        if pacing.rule == "buffered":
+            assert len(event.cohort) <= pacing.buffer, f"{event} holds more than a buffer"
+            sites = [part.site for part in event.cohort]
+            assert not pacing.one_per_site or len(set(sites)) == len(sites), f"{event}: twice"
 
     def _settle(self, event: j.UpdateSettled) -> None:
         key = (event.site, Identity(event.job, event.epoch, event.clock))

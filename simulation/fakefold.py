@@ -106,15 +106,24 @@ class FakeFold:
             return CommitFacts(version=request.version, problem=self.problem)
         meta, params = self._base(request.job, request.base_version)
         assert meta.digest == request.base_digest
-        mean = self._mean(request.job, request.cohort, len(params))
+        mean = self._mean(request.job, request.cohort, len(params), request.additive)
         made = [x + d for x, d in zip(params, mean, strict=True)]
         facts = self._store(request.job, request.version, meta, made)
-        return CommitFacts(version=request.version, digest=facts.digest, bytes=facts.bytes)
+        return CommitFacts(
+            version=request.version,
+            digest=facts.digest,
+            bytes=facts.bytes,
+            update_norm=math.hypot(*mean),
+            model_norm=math.hypot(*made),
+        )
 
-    def _mean(self, job: str, cohort: tuple[CohortMember, ...], elements: int) -> list[float]:
+    def _mean(
+        self, job: str, cohort: tuple[CohortMember, ...], elements: int, additive: bool
+    ) -> list[float]:
         total, weights = [0.0] * elements, 0.0
         for member in cohort:
             meta, delta = self._update(job, member.spool)
-            total = [t + meta.examples * d for t, d in zip(total, delta, strict=True)]
-            weights += meta.examples
-        return [t / weights for t in total]
+            weight = member.weight if additive else meta.examples
+            total = [t + weight * d for t, d in zip(total, delta, strict=True)]
+            weights += weight
+        return total if additive else [t / weights for t in total]

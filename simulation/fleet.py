@@ -195,7 +195,7 @@ class Fleet:
                 for spool in action.spools:
                     self.files.remove(f"{action.job}/spools/{spool}")
             case a.KeepVersions():
-                for version in range(action.oldest):
+                for version in sorted(set(range(action.oldest)) - set(action.besides)):
                     self.files.remove(f"{action.job}/versions/{version}.body")
             case a.Release():
                 self._ask(DropJob(id=0, job=action.job, folder=self.files.folder(action.job)))
@@ -226,6 +226,7 @@ class Fleet:
                         digest=event.digest,
                         cohort=closed.cohort,
                         active_sites=closed.active_sites,
+                        additive=closed.additive,
                     )
                 )
             elif isinstance(event, CheckpointMade):
@@ -254,6 +255,7 @@ class Fleet:
                 base_digest=action.base_digest,
                 cohort=action.cohort,
                 active_sites=action.active_sites,
+                additive=action.additive,
             )
         )
         failed = s.CommitFacts(version=action.version, problem=answer.fault)

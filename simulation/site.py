@@ -234,7 +234,13 @@ class SimSite:
         self.training = asked
         if train.evaluate:
             self._evaluate(train.job, train.base)
-        meta, base = decode(self._link.fetch(train.job, train.base.version))
+        try:
+            body = self._link.fetch(train.job, train.base.version)
+        except KeyError:
+            self.training = None
+            self._failed(train, f"version {train.base.version} cannot be fetched")
+            return
+        meta, base = decode(body)
         assert meta.digest == train.base.digest if hasattr(meta, "digest") else False
         period = self.model(self.name, train, base)
         self._later(period.seconds, lambda: self._trained(train, period))
@@ -245,16 +251,7 @@ class SimSite:
             return
         self.training = None
         if period.failure:
-            self._report(
-                m.Failed(
-                    job=train.job,
-                    epoch=train.epoch,
-                    clock=train.clock,
-                    attempt=train.attempt,
-                    reason=period.failure,
-                    fatal=period.fatal,
-                )
-            )
+            self._failed(train, period.failure, fatal=period.fatal)
             return
         meta = UpdateMeta(
             job=train.job,
@@ -276,6 +273,18 @@ class SimSite:
         self.finished[identity] = Finished(train.attempt, body)
         if self.connected:
             self._link.upload(self, identity, train.attempt, body)
+
+    def _failed(self, train: m.Train, reason: str, *, fatal: bool = False) -> None:
+        self._report(
+            m.Failed(
+                job=train.job,
+                epoch=train.epoch,
+                clock=train.clock,
+                attempt=train.attempt,
+                reason=reason,
+                fatal=fatal,
+            )
+        )
 
     def _abort(self, abort: m.Abort) -> None:
         identity = Identity(abort.job, abort.epoch, abort.clock)

@@ -37,6 +37,7 @@ from protocol.views import (
     JobList,
     JobRequest,
     JobView,
+    JournalPage,
     SiteList,
     TokenCreated,
     TokenList,
@@ -233,6 +234,10 @@ class Api:
         """Settled updates, in the order of their first verdict, from the `after`-th on."""
         path = f"/api/v1/jobs/{_segment(job)}/updates?after={after}"
         return self.call(UpdateList, "GET", path).updates
+
+    def journal(self, job: str, after: int = 0) -> JournalPage:
+        """A page of the job's journal above this row; an empty one at its end."""
+        return self.call(JournalPage, "GET", f"/api/v1/jobs/{_segment(job)}/journal?after={after}")
 
     def export(self, job: str, target: Path, version: int | None = None) -> Missing:
         """Download a version as safetensors; returns the tensors that it cannot hold."""

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aggregation.weights import By, Share, effective_steps, weigh
+from aggregation.weights import By, Share, coefficients, effective_steps, weigh
 
 counts = st.lists(st.floats(1.0, 1e12), min_size=1, max_size=8)
 
@@ -79,3 +79,21 @@ def test_effective_steps_follow_the_local_solver():
     assert effective_steps(5, momentum=0.9) == pytest.approx(by_hand)
     shrunk = sum((1 - 0.1 * 0.5) ** i for i in range(5))
     assert effective_steps(5, lr=0.1, mu=0.5) == pytest.approx(shrunk)
+
+
+def test_coefficients_are_added_and_divided_by_nothing() -> None:
+    found = coefficients([0.25, 0.125])
+    assert found.delta == (0.25, 0.125)
+    assert (found.delta_total, found.values_total, found.part) == (1.0, 0.375, 0.375)
+    assert found.usable
+
+
+def test_coefficients_beyond_one_still_mix_values_convexly() -> None:
+    found = coefficients([0.75, 0.75])
+    assert found.part == 1.0
+    assert sum(found.values) / found.values_total == 1.0
+
+
+@pytest.mark.parametrize("given", [[], [0.0, 0.0], [-0.5, 1.0]])
+def test_coefficients_that_say_nothing_or_nonsense_are_no_contribution(given: list[float]) -> None:
+    assert not coefficients(given).usable

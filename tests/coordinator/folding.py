@@ -106,7 +106,9 @@ class Bench:
         assert not answer.fault
         return answer.facts
 
-    def fold_answer(self, version: int, *cohort: CohortMember, active_sites: int = 0) -> Any:
+    def fold_answer(
+        self, version: int, *cohort: CohortMember, active_sites: int = 0, additive: bool = False
+    ) -> Any:
         return self.service.handle(
             Fold(
                 **self.where,
@@ -116,11 +118,14 @@ class Bench:
                 base_digest=self.digests.get(version - 1, ""),
                 cohort=cohort,
                 active_sites=active_sites or len(cohort),
+                additive=additive,
             )
         )
 
-    def fold(self, version: int, *cohort: CohortMember, active_sites: int = 0) -> CommitFacts:
-        answer = self.fold_answer(version, *cohort, active_sites=active_sites)
+    def fold(
+        self, version: int, *cohort: CohortMember, active_sites: int = 0, additive: bool = False
+    ) -> CommitFacts:
+        answer = self.fold_answer(version, *cohort, active_sites=active_sites, additive=additive)
         assert not answer.fault, answer.fault
         facts: CommitFacts = answer.facts
         if not facts.problem:
@@ -132,6 +137,7 @@ class Bench:
                     digest=facts.digest,
                     cohort=cohort,
                     active_sites=active_sites or len(cohort),
+                    additive=additive,
                 )
             )
         return facts

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.journal import CohortMember
 from coordinator.round import closing, judge, missing, opening, quorum
 from protocol.jobspec import Pacing, Sites
 from tests.coordinator.coretools import World, make_spec
@@ -139,6 +140,8 @@ def test_a_round_closes_by_the_table(
     assert open_ is not None
     for site in in_:
         open_.tasks[site].state = "queued"
+        part = CohortMember(site=site, epoch=1, clock=0, spool=f"{site}.body")
+        here.job.queue = (part, *here.job.queue)
     for site in out:
         open_.tasks[site].state = "out"
         open_.tasks[site].reason = "failed"

@@ -86,6 +86,49 @@ def test_what_works_is_taken(sections: dict[str, Any]):
             "weights.by",
             "'examples' or 'equal'",
         ),
+        (
+            {"pacing": {"rule": "ssp"}, "server": {"optimizer": "nesterov"}},
+            "server.optimizer",
+            "pacing.rule = 'buffered'",
+        ),
+        (
+            {"pacing": {"rule": "async"}, "local": {"scaffold": True}},
+            "local.scaffold",
+            "pacing.rule = 'bsp'",
+        ),
+        (
+            {"pacing": {"rule": "async"}, "weights": {"by": "steps"}},
+            "weights.by",
+            "'examples' or 'equal'",
+        ),
+        (
+            {"pacing": {"rule": "ssp"}, "sites": {"wanted": 3, "select": 2}},
+            "sites.select",
+            "pacing.concurrency",
+        ),
+        ({"pacing": {"reads": "pinned"}}, "pacing.reads", "pacing.rule = 'ssp'"),
+        ({"pacing": {"rule": "async", "unseen_mass": 0.1}}, "pacing.unseen_mass", "'ssp'"),
+        (
+            {"pacing": {"rule": "ssp", "unseen_mass": 0.1, "reads": "pinned"}},
+            "pacing.reads",
+            "'eager'",
+        ),
+        ({"pacing": {"rule": "buffered"}}, "pacing.buffer", "at least 1"),
+        ({"pacing": {"rule": "ssp", "buffer": 3}}, "pacing.buffer", "'buffered'"),
+        ({"pacing": {"concurrency": 3}}, "pacing.concurrency", "'buffered'"),
+        (
+            {
+                "pacing": {"rule": "buffered", "buffer": 4, "one_per_site": True},
+                "sites": {"wanted": 3},
+            },
+            "pacing.buffer",
+            "could never fill",
+        ),
+        (
+            {"pacing": {"rule": "buffered", "buffer": 2, "quorum": 3}},
+            "pacing.quorum",
+            "at most 2",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_use(
@@ -112,6 +155,11 @@ def test_what_cannot_work_is_refused_with_what_to_use(
             "needs an evaluator",
         ),
         ({"period": {"steps": 0}, "local": {"scaffold": True}}, "nothing is trained"),
+        (
+            {"pacing": {"rule": "ssp"}, "stop": {"metric": "a", "target": 1}},
+            "no two sites report",
+        ),
+        ({"pacing": {"rule": "async", "quorum": 1}}, "pacing.quorum has no effect"),
     ],
 )
 def test_what_is_probably_not_meant_is_a_warning(sections: dict[str, Any], says: str):

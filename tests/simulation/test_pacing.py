@@ -1,0 +1,299 @@
+"""Every rule over the real core in virtual time: what each promises, checked at every event."""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+from typing import Any
+
+import pytest
+
+from coordinator import journal as j
+from protocol.jobspec import JobSpec, Pacing, Sites, Stop
+from protocol.messages import Train
+from simulation.faults import Faults
+from simulation.fleet import Fleet
+from simulation.site import Period as Trained
+from simulation.site import SimSite, SiteModel
+from tests.simulation.test_fleet import fleet, params, settle, spec, with_sites
+
+
+def taking(seconds: float) -> SiteModel:
+    def model(site: str, train: Train, base: list[float]) -> Trained:
+        return Trained(seconds, [1.0 / 64 for _ in base])
+
+    return model
+
+
+def run(pacing: Pacing, paces: dict[str, float], *, versions: int = 12, **over: Any) -> Fleet:
+    """A job under a rule; `paces` are the seconds that a period takes at each site."""
+    world = fleet()
+    for name, seconds in paces.items():
+        world.add(SimSite(name, world, model=taking(seconds)))
+    world.submit("j", job(pacing, sites=len(paces), versions=versions, **over))
+    return settle(world)
+
+
+def job(pacing: Pacing, *, sites: int, versions: int = 12, **over: Any) -> JobSpec:
+    return spec(pacing=pacing, sites=Sites(wanted=sites), stop=Stop(versions=versions), **over)
+
+
+def events(world: Fleet, kind: type[Any]) -> list[Any]:
+    return [entry.event for entry in world.journal if isinstance(entry.event, kind)]
+
+
+def clocks(world: Fleet) -> Counter[str]:
+    return Counter(event.task.site for event in events(world, j.PeriodOpened))
+
+
+# ---------------------------------------------------------------- ssp
+
+
+@pytest.mark.parametrize("staleness", [0, 1, 3])
+def test_under_ssp_nobody_is_further_ahead_than_the_bound(staleness: int) -> None:
+    """PC-042: a site may begin when its clock - the slowest clock <= bound; then it waits."""
+    paces = {"a": 1.0, "b": 1.0, "slow": 5.0}
+    world = run(Pacing(rule="ssp", staleness=staleness), paces, versions=24)
+    assert world.core.job("j").number == 24
+    lead, clock = 0, dict.fromkeys(paces, 0)
+    for entry in world.journal:
+        match entry.event:
+            case j.UpdateSettled(site=site, clock=settled):
+                clock[site] = settled + 1
+            case j.PeriodOpened(task=task):
+                lead = max(lead, task.clock - min(clock.values()))
+            case _:
+                pass
+    assert lead == staleness  # neither broken nor left unused
+
+
+def test_a_site_that_waits_says_for_whom_and_how_long() -> None:
+    world = fleet()
+    for name, seconds in (("a", 1.0), ("slow", 60.0)):
+        world.add(SimSite(name, world, model=taking(seconds)))
+    world.submit("j", job(Pacing(rule="ssp", staleness=1, deadline_seconds=120.0), sites=2))
+    world.run(lambda: world.core.job("j").number >= 2, seconds=50)
+    world.run_for(2)
+    view = world.core.view("j", world.now)
+    doing = {site.site: site.doing for site in view.sites}
+    assert doing["a"].startswith("waits: clock 2, slowest is slow at clock 0, which has at most")
+    assert doing["a"].endswith("staleness 1")
+    assert "a waits: clock 2" in view.waiting
+    assert "version 3 waits for slow (training" in view.waiting
+
+
+def test_a_site_that_dies_holds_the_others_back_no_longer_than_its_lease() -> None:
+    world = fleet()
+    for name in ("a", "b", "c"):
+        world.add(SimSite(name, world, model=taking(1.0)))
+    world.submit("j", job(Pacing(rule="ssp", staleness=1), sites=3, versions=60))
+    world.run(lambda: world.core.job("j").number >= 6, seconds=100)
+    died = world.now
+    world.sites["c"].kill()
+    world.cut(world.sites["c"])
+    world.run(lambda: world.core.job("j").number >= 12, seconds=100)
+    assert world.now - died < 15 + 6
+    world.sites["c"].start()
+    settle(world)
+    back = [e for e in events(world, j.SiteEntered) if e.site == "c"]
+    assert [e.epoch for e in back] == [1, 2]
+    assert back[1].clock > back[0].clock  # at the minimum clock, not at its old one
+
+
+def test_bsp_and_ssp_without_staleness_open_the_same_clocks_in_the_same_order() -> None:
+    paces = {"a": 1.0, "b": 1.5, "c": 2.5}
+    rounds = run(Pacing(), paces, versions=5)
+    eager = run(Pacing(rule="ssp", staleness=0), paces, versions=15)
+    by_rounds = [t.clock for e in events(rounds, j.RoundOpened) for t in e.tasks]
+    assert [e.task.clock for e in events(eager, j.PeriodOpened)][:15] == by_rounds
+
+
+def test_pinned_ssp_without_staleness_makes_the_models_of_bsp() -> None:
+    """With lr 1, one update after the other from the same base adds up to their mean."""
+    paces = {"a": 1.0, "b": 1.5, "c": 2.5}
+
+    def models(pacing: Pacing, versions: int) -> list[float]:
+        world = fleet()
+        for name, seconds in paces.items():
+            world.add(SimSite(name, world, model=drifting(seconds)))
+        world.submit("j", job(pacing, sites=3, versions=versions))
+        return params(settle(world))
+
+    pinned = Pacing(rule="ssp", staleness=0, reads="pinned")
+    assert models(pinned, 15) == pytest.approx(models(Pacing(), 5), abs=1e-6)
+
+
+def drifting(seconds: float) -> SiteModel:
+    def model(site: str, train: Train, base: list[float]) -> Trained:
+        return Trained(seconds, [(ord(site) % 5) / 8 + train.clock / 64 - x / 4 for x in base])
+
+    return model
+
+
+def test_with_unseen_mass_sites_wait_for_what_is_unseen_and_not_for_clocks() -> None:
+    """What a site at work has not seen stays below the bound, however far the clocks are apart."""
+    paces = {"a": 1.0, "b": 1.0, "slow": 20.0}
+    loose = run(Pacing(rule="ssp", unseen_mass=1e9), paces, versions=30)
+    assert clocks(loose)["a"] >= 10  # nothing held it back
+    bound = 0.25
+    world = fleet()
+    for name, seconds in paces.items():
+        world.add(SimSite(name, world, model=taking(seconds)))
+    world.submit("j", job(Pacing(rule="ssp", unseen_mass=bound), sites=3, versions=30))
+    settle(world)
+    assert clocks(world)["a"] < clocks(loose)["a"]
+
+
+# ---------------------------------------------------------------- async
+
+
+def test_under_async_everybody_goes_on_at_once_and_old_updates_are_refused() -> None:
+    world = run(Pacing(rule="async", staleness=4), {"a": 1.0, "b": 1.0, "slow": 9.0}, versions=40)
+    ages = [e.staleness for e in events(world, j.UpdateSettled) if e.verdict == "queued"]
+    assert max(ages) <= 4
+    opened = clocks(world)
+    assert opened["a"] >= 15
+    told = [e.reason for e in events(world, j.UpdateSettled) if e.site == "slow"]
+    assert all("versions old (from version" in reason for reason in told[:-1])
+    assert told[-1].startswith("the job ends")
+    assert opened["slow"] > 2  # it was sent off again from newer versions
+
+
+def test_a_version_of_async_is_the_base_plus_the_weighted_update() -> None:
+    world = run(Pacing(rule="async", staleness=4), {"a": 1.0}, versions=3)
+    assert params(world) == pytest.approx([3 / 64] * 4)
+
+
+def test_an_older_update_weighs_less() -> None:
+    world = run(
+        Pacing(rule="async", staleness=20, staleness_a=1.0), {"a": 1.0, "b": 4.5}, versions=8
+    )
+    found = {
+        e.version - 1 - part.version: part.weight
+        for e in events(world, j.RoundClosed)
+        for part in e.cohort
+    }
+    assert len(found) > 1
+    assert all(weight == pytest.approx(0.5 / (1 + tau)) for tau, weight in found.items())
+
+
+# ---------------------------------------------------------------- buffered
+
+
+def test_a_buffer_of_k_updates_makes_a_version_divided_by_k() -> None:
+    world = run(Pacing(rule="buffered", buffer=3), {"a": 1.0, "b": 1.1, "c": 7.0}, versions=6)
+    closed = events(world, j.RoundClosed)
+    assert [len(e.cohort) for e in closed if e.cohort] == [3] * 6
+    fresh = [p.weight for e in closed for p in e.cohort if e.version - 1 == p.version]
+    assert fresh == pytest.approx([1 / 3] * len(fresh))
+    twice = [e for e in closed if len({p.site for p in e.cohort}) < len(e.cohort)]
+    assert twice  # a fast site fills the buffer with several
+
+
+def test_one_per_site_makes_a_site_wait_for_its_version() -> None:
+    pacing = Pacing(rule="buffered", buffer=2, one_per_site=True)
+    world = run(pacing, {"a": 1.0, "b": 3.0, "c": 7.0}, versions=6)
+    for event in events(world, j.RoundClosed):
+        assert len({part.site for part in event.cohort}) == len(event.cohort)
+
+
+def test_a_buffer_of_all_with_one_each_has_the_cohorts_and_the_model_of_bsp() -> None:
+    paces = {"a": 1.0, "b": 1.5, "c": 2.5}
+    rounds = run(Pacing(), paces, versions=5)
+    pacing = Pacing(rule="buffered", buffer=3, one_per_site=True)
+    buffered = run(pacing, paces, versions=5)
+
+    def cohorts(world: Fleet) -> list[list[tuple[str, int]]]:
+        return [[(p.site, p.clock) for p in e.cohort] for e in events(world, j.RoundClosed)][:5]
+
+    assert cohorts(buffered) == cohorts(rounds)
+    assert params(buffered) == pytest.approx(params(rounds), abs=1e-6)
+
+
+def test_concurrency_bounds_who_is_at_work() -> None:
+    pacing = Pacing(rule="buffered", buffer=2, concurrency=2)
+    world = fleet()
+    for name in "abcdef":
+        world.add(SimSite(name, world, model=taking(1.0)))
+    world.submit("j", job(pacing, sites=6, versions=30))
+    at_work, most = set[tuple[str, int]](), 0
+    settle(world)
+    for entry in world.journal:
+        match entry.event:
+            case j.PeriodOpened(task=task):
+                at_work.add((task.site, task.clock))
+                most = max(most, len(at_work))
+            case j.UpdateSettled(site=site, clock=clock):
+                at_work.discard((site, clock))
+            case _:
+                pass
+    assert most == 2
+    assert len(clocks(world)) == 6  # in the long run everybody has had a turn
+
+
+def test_a_buffer_that_does_not_fill_is_committed_at_its_deadline() -> None:
+    pacing = Pacing(rule="buffered", buffer=5, one_per_site=True, deadline_seconds=30.0)
+    world = run(pacing, {"a": 1.0, "b": 1.0, "c": 1.0}, versions=3)
+    reasons = [e.reason for e in events(world, j.RoundClosed) if e.cohort]
+    assert reasons == ["the buffer's deadline came with 3 of 5"] * 3
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("rule", ["ssp", "async", "buffered"])
+def test_a_site_that_fails_at_every_period_is_refused_and_the_others_go_on(rule: Any) -> None:
+    def broken(site: str, train: Train, base: list[float]) -> Trained:
+        return Trained(0.5, [], failure="out of memory")
+
+    world = with_sites(fleet(), "a", "b")
+    world.add(SimSite("bad", world, model=broken))
+    world.submit("j", job(Pacing(rule=rule, buffer=2), sites=3))
+    settle(world)
+    assert world.core.job("j").state == "finished"
+    assert "failed 6 times in a row, at last: out of memory" in world.core.job("j").refused["bad"]
+
+
+def test_a_period_that_is_not_in_by_its_deadline_is_given_up_and_begun_again() -> None:
+    world = run(
+        Pacing(rule="ssp", staleness=0, deadline_seconds=10.0), {"a": 1.0, "hangs": 1e6}, versions=5
+    )
+    late = [e for e in events(world, j.UpdateSettled) if e.site == "hangs"]
+    assert {e.reason for e in late[:-1]} == {"late: not in after 10 s"}
+
+
+@pytest.mark.parametrize("seed", range(200))
+def test_storms_break_no_promise_of_any_rule(seed: int) -> None:
+    """Delays, repetitions, crashes of the coordinator, sites that die and come back."""
+    random = Random(seed)
+    rule = random.choice(["ssp", "async", "buffered"])
+    pacing = Pacing(
+        rule=rule,
+        staleness=random.randrange(5),
+        reads=random.choice(["eager", "pinned"]) if rule == "ssp" else "eager",
+        unseen_mass=random.choice([0.0, 0.0, 0.5]) if rule == "ssp" else 0.0,
+        buffer=random.randrange(1, 4) if rule == "buffered" else 0,
+        one_per_site=random.random() < 0.5,
+        concurrency=random.choice([0, 0, 2]),
+        deadline_seconds=random.choice([8.0, 300.0]),
+    )
+    faults = Faults(
+        seed=seed,
+        delay_seconds_max=random.choice([0.0, 0.3, 2.0]),
+        repeat=0.2,
+        crash_at=frozenset(random.sample(range(20, 400), random.randrange(5))),
+    )
+    world = fleet(faults=faults)
+    for name in "abc":
+        world.add(SimSite(name, world, model=drifting(random.choice([0.5, 1.0, 4.0]))))
+    world.submit("j", job(pacing, sites=2, versions=15))
+    for _ in range(3):
+        world.run_for(random.uniform(2.0, 20.0))
+        site = world.sites[random.choice("abc")]
+        if site.running:
+            site.kill()
+            world.cut(site)
+            world.run_for(random.uniform(0.1, 20.0))
+            site.start()
+    settle(world)
+    assert world.core.job("j").state == "finished"
