@@ -18,6 +18,7 @@ from coordinator.round import Judgement, canonical, closing, judge, missing
 from coordinator.run import Batch, Run
 from coordinator.stimuli import CommitFacts, UploadComplete
 from protocol.messages import Abort, Failed, Settled, Train
+from protocol.words import span
 
 ATTEMPTS_MAX = 2  # a period that fails is tried once more, then the site is out of the round
 
@@ -59,7 +60,7 @@ def go_on(run: Run, batch: Batch, *, opening: bool) -> None:
 def send_train(run: Run, batch: Batch, site: str) -> None:
     """Instruct a site to train its open task, if it has one (again after a reconnection)."""
     job = run.job
-    task = job.round.tasks.get(site) if job.round else None
+    task = job.task(site)
     if task is None or task.state != "training" or task.base is None:
         return
     train = Train(
@@ -84,8 +85,8 @@ def upload(run: Run, batch: Batch, stimulus: UploadComplete) -> None:
     keep = judgement.verdict == "queued"
     open_attempt = facts.attempt
     if judgement.settles:
-        assert job.round is not None
-        task = job.round.tasks[site]
+        task = job.task(site)
+        assert task is not None
         open_attempt = task.attempt
         batch.emit(job, _settlement(job, task, judgement, stimulus, batch.now))
     batch.do(
@@ -134,7 +135,7 @@ def _settlement(
 def period_failed(run: Run, batch: Batch, site: str, event: Failed) -> None:
     """A period could not be finished: once more, or the site is out of this round."""
     job = run.job
-    task = job.round.tasks.get(site) if job.round else None
+    task = job.task(site)
     identity = (event.epoch, event.clock, event.attempt)
     if task is None or task.state != "training":
         return
@@ -173,7 +174,7 @@ def period_failed(run: Run, batch: Batch, site: str, event: Failed) -> None:
 def leave_out(run: Run, batch: Batch, site: str, reason: str) -> None:
     """Settle a site's open task without an update: its clock is closed for this reason."""
     job = run.job
-    task = job.round.tasks.get(site) if job.round else None
+    task = job.task(site)
     if task is None or task.state != "training":
         return
     batch.emit(
@@ -199,7 +200,8 @@ def close_if_due(run: Run, batch: Batch) -> None:
     if not found.cohort:
         void(run, batch, found.reason, late=found.late)
         return
-    _stop_training(run, batch, found.late)
+    if job.spec.pacing.late == "drop":
+        _stop_training(run, batch, found.late)
     able = sum(member.trains for member in job.active())
     batch.emit(
         job,
@@ -210,9 +212,24 @@ def close_if_due(run: Run, batch: Batch) -> None:
             cohort=found.cohort,
             active_sites=max(able, len(found.cohort)),
             reason=found.reason,
-            missing=missing(job),
+            missing=missing(job) | dict.fromkeys(job.round.sites("training"), found.late),
         ),
     )
+
+
+def call_back(run: Run, batch: Batch, reason: str = "") -> None:
+    """End periods of earlier rounds that are overdue; with a reason all of them, and what came of
+    them since goes back.
+    """
+    job = run.job
+    if reason and job.round is None and job.queue:
+        why = f"no round will take it: {reason}"
+        _tell_returned(run, batch, [_returned(job, part, why) for part in job.queue])
+    for site, task in sorted(job.carried.items()):
+        if reason or batch.now >= task.deadline:
+            why = reason or f"late: not in {span(job.spec.pacing.deadline_seconds)} after its round"
+            leave_out(run, batch, site, why)
+            _abort(run, batch, site, task.epoch, task.clock, task.attempt, why)
 
 
 def void(run: Run, batch: Batch, reason: str, *, late: str) -> None:
@@ -309,8 +326,7 @@ def _give_back(
     additive: bool = False,
 ) -> None:
     job = run.job
-    for settled in returned:
-        batch.emit(job, settled)
+    _tell_returned(run, batch, returned)
     batch.emit(
         job,
         RoundClosed(
@@ -324,11 +340,16 @@ def _give_back(
             additive=additive,
         ),
     )
+
+
+def _tell_returned(run: Run, batch: Batch, returned: list[UpdateSettled]) -> None:
+    """Settle queued updates a second time: they go back to their sites."""
     for settled in returned:
+        batch.emit(run.job, settled)
         if settled.site in run.present:  # others are reminded when they come back
             batch.do(Send(site=settled.site, instruction=settled_word(settled)))
     if returned:
-        batch.do(Discard(job=job.id, spools=tuple(settled.spool for settled in returned)))
+        batch.do(Discard(job=run.job.id, spools=tuple(settled.spool for settled in returned)))
 
 
 def settled_word(event: UpdateSettled) -> Settled:

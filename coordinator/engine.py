@@ -265,8 +265,7 @@ class Engine:
 
     def _is_open(self, key: UploadKey) -> bool:
         """Whether the core waits for this very update."""
-        opened = self._core.job(key.job).round
-        task = opened.tasks.get(key.site) if opened is not None else None
+        task = self._core.job(key.job).task(key.site)
         wanted = (key.epoch, key.clock, key.attempt, "training")
         return task is not None and (task.epoch, task.clock, task.attempt, task.state) == wanted
 
@@ -275,7 +274,7 @@ class Engine:
         if name not in self._core.jobs():
             return frozenset()
         job = self._core.job(name)
-        tasks = job.round.tasks.items() if job.round is not None else ()
+        tasks = [*job.carried.items(), *(job.round.tasks.items() if job.round is not None else ())]
         coming = {UploadKey(name, site, t.epoch, t.clock, t.attempt).spool for site, t in tasks}
         if job.init_site and job.number < 0:
             coming.add(self._folders.init_part(name, job.init_site).name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from coordinator import evaluation
 from coordinator.assign import fault, works_for
@@ -113,7 +113,7 @@ def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:
         return "loading task and data"
     if site in run.evaluating:
         return f"evaluating version {run.evaluating[site].version}"
-    task = job.round.tasks.get(site) if job.round else None
+    task = job.task(site)
     if task is not None and task.state == "training":
         step = run.progress.get(site)
         steps = f", step {step.step} of {step.of}" if step else ""
@@ -167,7 +167,14 @@ def _site_view(run: Run, member: Member, sessions: Sessions, now: float) -> JobS
         joined_at_version=member.joined_at_version,
         counted=member.counted,
         refused=member.refused,
+        data_share=_share(run.job, member, lambda m: m.train_examples),
+        version_share=_share(run.job, member, lambda m: m.examples_counted),
     )
+
+
+def _share(job: Job, member: Member, amount: Callable[[Member], float]) -> float:
+    total = sum(amount(one) for one in job.members.values())
+    return amount(member) / total if total else 0.0
 
 
 def view(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> JobView:

@@ -17,6 +17,7 @@ from protocol.layout import Layout
 from protocol.messages import SiteRole, VersionRef
 from protocol.metrics import Metric
 
+TURNAROUNDS_MAX: Final = 64  # newest times that a period took, for a measured deadline
 VOIDED_MAX: Final = 16  # later words about a site's updates that are kept for its return
 MOVES_MAX: Final = 256  # newest versions whose weight is remembered for `unseen_mass`
 REPORTS_VERSIONS_MAX: Final = 3  # newest versions whose evaluations stay in memory
@@ -29,8 +30,8 @@ TaskState = Literal["training", "queued", "out"]
 class Member:
     """A site's membership. `clock` is the next period to be settled in `epoch`; `last` is the
     newest settlement, of this epoch or the one before. `delivered` is its newest update that was
-    queued, with the later word when it was voided: the site may have heard neither, until a later
-    update of it is queued.
+    queued, with the later word when it was voided, or returned at once: the site may have heard
+    nothing of it, until a later update of it is queued.
     """
 
     site: str
@@ -53,6 +54,8 @@ class Member:
     seen: VersionRef | None = None  # the version that has its latest update
     norm: float = 0.0  # of its latest update
     failures: int = 0  # periods in a row that came to nothing by the site's own fault
+    comm_seconds: float | None = None  # of a period beside its training, a running mean
+    examples_counted: float = 0.0  # in all versions together
 
     @property
     def trains(self) -> bool:
@@ -146,6 +149,8 @@ class Job:
         j.CohortMember, ...
     ] = ()  # updates that are here and in no round yet, oldest first
     queued_at: float = 0.0  # since when the first of them waits
+    carried: dict[str, Task] = field(default_factory=dict)  # still at work when their round closed
+    turnarounds: tuple[float, ...] = ()  # seconds from instruction to last byte
     marks: dict[int, VersionRef] = field(default_factory=dict)  # see `_mark`
     moves: tuple[tuple[int, tuple[str, ...], float], ...] = ()  # version, whose, its norm
     model_norm: float = 0.0
@@ -175,11 +180,16 @@ class Job:
     @property
     def at_work(self) -> bool:
         """Somebody trains, or something that came is in no version yet."""
-        if self.committing is not None or self.queue:
+        if self.committing is not None or self.queue or self.carried:
             return True
         if self.round is None:
             return False
         return not self.streams or bool(self.round.sites("training"))
+
+    def task(self, site: str) -> Task | None:
+        """The site's part in the open round, or in an earlier one that it still works for."""
+        found = self.round.tasks.get(site) if self.round is not None else None
+        return found or self.carried.get(site)
 
     def active(self, role: SiteRole | None = None) -> list[Member]:
         """Active members in canonical order, of one role or of both."""
@@ -226,8 +236,8 @@ def evolve(job: Job, event: j.Event, now: float) -> None:
         case j.PeriodOpened():
             _period(job, event, now)
         case j.Retried():
-            if job.round is not None and event.site in job.round.tasks:
-                job.round.tasks[event.site].attempt = event.attempt
+            if (task := job.task(event.site)) is not None:
+                task.attempt = event.attempt
         case j.UpdateSettled():
             _settled(job, event, now)
         case j.RoundClosed():
@@ -284,6 +294,8 @@ def _entered(job: Job, event: j.SiteEntered) -> None:
         voided=before.voided if before else (),
         seen=before.seen if before else None,
         norm=before.norm if before else 0.0,
+        comm_seconds=before.comm_seconds if before else None,
+        examples_counted=before.examples_counted if before else 0.0,
     )
 
 
@@ -350,7 +362,8 @@ def _mark(job: Job) -> None:
 
 def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
     member = job.members[event.site]
-    if event.verdict == "refused_return":  # a later word about one that was queued
+    first = (member.epoch, member.clock) == (event.epoch, event.clock)
+    if event.verdict == "refused_return" and not first:  # a later word about one that was queued
         if member.last is not None and _same(member.last, event):
             member.last = event
         if member.delivered is not None and _same(member.delivered, event):
@@ -364,7 +377,8 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
     member.last = event
     if member.epoch == event.epoch:
         member.clock = event.clock + 1
-    task = job.round.tasks.get(event.site) if job.round else None
+    task = job.task(event.site)
+    job.carried.pop(event.site, None)
     queued = event.verdict == "queued"
     base = task.base.version if task is not None and task.base is not None else job.number
     if task is not None and (task.epoch, task.clock) == (event.epoch, event.clock):
@@ -374,6 +388,7 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
     if queued:
         member.delivered, member.voided = event, ()
         member.norm, member.failures = event.norm, 0
+        _timed(job, member, event)
         job.deliveries += 1
         job.spools[event.spool] = Spool(event.wire_bytes)
         if not job.queue:
@@ -385,11 +400,26 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
             spool=event.spool,
             version=base,
             norm=event.norm,
+            examples=event.examples,
         )
         job.queue = (*job.queue, part)
-    else:
-        member.refused += 1
-        member.failures += event.fault
+        return
+    member.refused += 1
+    member.failures += event.fault
+    if event.verdict == "refused_return":
+        before = member.delivered
+        if before is not None and before.verdict == "refused_return":
+            member.voided = (*member.voided, before)[-VOIDED_MAX:]
+        member.delivered = event
+
+
+def _timed(job: Job, member: Member, event: j.UpdateSettled) -> None:
+    if not event.seconds:
+        return  # of a release that did not measure it
+    job.turnarounds = (*job.turnarounds, event.seconds)[-TURNAROUNDS_MAX:]
+    beside = max(event.seconds - event.train_seconds, 0.0)
+    known = member.comm_seconds
+    member.comm_seconds = beside if known is None else (known + beside) / 2
 
 
 def _same(last: j.UpdateSettled, event: j.UpdateSettled | j.CohortMember) -> bool:
@@ -408,7 +438,11 @@ def _closed(job: Job, event: j.RoundClosed, now: float) -> None:
     if event.additive and job.round is not None:
         job.rounds += 1
         job.round.number = job.rounds
-    else:
+    elif job.round is not None:
+        grace = now + job.spec.pacing.deadline_seconds
+        for site in job.round.sites("training"):
+            job.carried[site] = job.round.tasks[site]
+            job.carried[site].deadline = grace
         job.round = None
     if event.cohort:
         return
@@ -437,6 +471,7 @@ def _made(job: Job, event: j.VersionMade, now: float) -> None:
     for part in cohort:
         member = job.members[part.site]
         member.counted += 1
+        member.examples_counted += part.examples
         member.seen = job.version
         job.spools[part.spool].version = event.version
     job.committing = None

@@ -157,6 +157,7 @@ class CohortMember(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     version: int = -1
     weight: float = 0.0
     norm: float = 0.0  # L2 norm of the update
+    examples: float = 0.0  # that it declares
 
 
 class RoundClosed(JournalEvent, frozen=True, kw_only=True, tag="round_closed"):

@@ -41,6 +41,7 @@ def advance(run: Run, batch: Batch, around: Around) -> None:
     """Take every step that is due."""
     job = run.job
     evaluation.expire(run, batch.now)
+    conductor.call_back(run, batch)
     conductor.close_if_due(run, batch)
     conductor.ask_commit(run, batch)
     if job.state == "running":
@@ -304,6 +305,7 @@ def _drain(run: Run, batch: Batch) -> None:
     if job.round is not None or job.committing is not None:
         return
     run.hold = ""
+    conductor.call_back(run, batch, f"the job ends: {job.reason}")
     if job.version is not None and batch.now < _final_deadline(run):
         waits = evaluation.ask_last(run, batch)
         if waits:
@@ -328,6 +330,7 @@ def end(run: Run, batch: Batch) -> None:
     job = run.job
     reason = f"the job is {job.state}: {job.reason}"
     conductor.void(run, batch, reason, late=reason)
+    conductor.call_back(run, batch, reason)
     for site in sorted(run.present):
         dismiss(run, batch, site, reason, final=True)
     run.layouts.clear()
@@ -352,6 +355,7 @@ def _bases(job: Job) -> set[int]:
     """Versions that somebody trains from, or may be told to."""
     tasks = job.round.tasks.values() if job.round is not None else ()
     found = {task.base.version for task in tasks if task.base and task.state == "training"}
+    found |= {task.base.version for task in job.carried.values() if task.base}
     found |= {mark.version for mark in job.marks.values()}
     if job.marks:  # pinned reads may go back to the version with a site's own latest
         found |= {member.seen.version for member in job.active("site") if member.seen}
@@ -416,6 +420,7 @@ def deadlines(run: Run) -> Iterator[float]:
         enough = len(job.queue) >= max(spec.pacing.quorum, 1)
         if enough and spec.pacing.rule == "buffered" and job.committing is None:
             yield buffer_deadline(job)
+    yield from (task.deadline for task in job.carried.values())
     at_rest = not job.at_work
     if job.state in ("initialising", "running") and at_rest:
         yield job.idle_since + spec.pacing.start_timeout_seconds

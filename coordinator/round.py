@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from statistics import median
+from typing import Final
 
 import msgspec
 
@@ -25,6 +27,8 @@ from coordinator.journal import CohortMember, RoundOpened, RoundTask, UpdateSett
 from coordinator.selection import select
 from coordinator.stimuli import UpdateFacts
 from protocol.messages import VerdictKind
+
+MEASURED_MIN: Final = 8  # fewer periods than this say nothing about how long one takes
 
 
 class Judgement(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +53,40 @@ class Closing(msgspec.Struct, frozen=True, kw_only=True):
     late: str
 
 
+def enough(job: Job) -> int:
+    """How many updates close a round at once (the fastest m of n); 0: all are waited for."""
+    sites = job.spec.sites
+    return job.spec.pacing.first or (sites.select if sites.over_select else 0)
+
+
+def drawn(job: Job) -> int:
+    """How many sites are drawn for a round; 0: all."""
+    sites = job.spec.sites
+    return math.ceil(sites.select * (1.0 + sites.over_select))
+
+
+def allowed_seconds(job: Job) -> float:
+    """How long a round may take: fixed, or from what this job's periods took so far.
+
+    Median + k x MAD of the newest ones, once there are enough; the MAD counts for at least a
+    twentieth of the median, because periods that take equally long are not late by a hair.
+    """
+    pacing = job.spec.pacing
+    if pacing.deadline == "fixed" or len(job.turnarounds) < MEASURED_MIN:
+        return pacing.deadline_seconds
+    middle = median(job.turnarounds)
+    spread = max(median(abs(x - middle) for x in job.turnarounds), middle / 20)
+    return min(middle + pacing.deadline_mads * spread, pacing.deadline_seconds)
+
+
+def box_seconds(job: Job, site: str, allowed: float) -> float:
+    """How long a site may train to be in by the deadline; 0: as long as it takes."""
+    if not job.spec.pacing.partial:
+        return 0.0
+    comm = job.members[site].comm_seconds
+    return max(allowed - (allowed / 5 if comm is None else 1.5 * comm), allowed / 10)
+
+
 def canonical(parts: Iterable[CohortMember]) -> tuple[CohortMember, ...]:
     """Updates in the order in which sums are made (design 4.6)."""
     return tuple(sorted(parts, key=lambda part: (part.site, part.clock)))
@@ -67,14 +105,14 @@ def judge(job: Job, site: str, facts: UpdateFacts) -> Judgement:
     member = job.members.get(site)
     if member is None:
         return _turn_away(f"{site} is not a member of this job")
-    for known in (member.last, member.delivered):
+    for known in (member.last, member.delivered, *member.voided):
         if known is not None and (known.epoch, known.clock) == (facts.epoch, facts.clock):
             return _again(known)
     if not member.active or facts.epoch != member.epoch:
         return _turn_away(_fenced(job, member, facts))
     if facts.clock < member.clock:
         return _turn_away(f"stale: clock {facts.clock} was settled before, {member.clock} is next")
-    task = job.round.tasks.get(site) if job.round else None
+    task = job.task(site)
     if facts.clock > member.clock or task is None or task.state != "training":
         return _turn_away(f"no period was asked for at clock {facts.clock}")
     if facts.attempt > task.attempt:
@@ -85,7 +123,11 @@ def judge(job: Job, site: str, facts: UpdateFacts) -> Judgement:
     old = streaming.stale(job, facts.base_version)
     if old:
         return Judgement(verdict="refused_drop", reason=f"stale: {old}", settles=True)
-    where = "for the next version" if job.streams else "in the open round"
+    if site in job.carried and job.spec.pacing.late == "return":
+        reason = "late: its round was closed; what it learned goes into its next update"
+        return Judgement(verdict="refused_return", reason=reason, settles=True)
+    late = site in job.carried or job.streams
+    where = "for the next version" if late else "in the open round"
     return Judgement(verdict="queued", reason=where, settles=True)
 
 
@@ -137,22 +179,25 @@ def closing(job: Job, now: float) -> Closing | None:
     """Whether the open round ends now, and how; None: it goes on until its deadline."""
     open_ = job.round
     assert open_ is not None
-    queued, training = open_.sites("queued"), open_.sites("training")
-    need = quorum(job)
+    training = open_.sites("training")
+    need, most = quorum(job), enough(job)
     at_deadline = now >= open_.deadline
-    if training and not at_deadline and len(queued) + len(training) >= need:
+    full = 0 < most <= len(job.queue)
+    coming = len(job.queue) + len(training) >= need
+    if training and coming and not (at_deadline or full):
         return None
-    late = (
-        f"late: round {open_.number} closed at its deadline"
-        if at_deadline
-        else f"round {open_.number} was void before it came"
-    )
-    if len(queued) < need:
+    late = f"round {open_.number} was void before it came"
+    if full or at_deadline:
+        how = f"with the first {len(job.queue)}" if full else "at its deadline"
+        late = f"late: round {open_.number} closed {how}"
+    if len(job.queue) < need:
         return Closing(cohort=(), reason=_why_void(job, need), late=late)
     cohort = canonical(job.queue)
     count = f"{len(cohort)} of {len(open_.tasks)}"
     why = f"deadline reached with {count}" if training else f"{count} are in, the others are out"
-    if len(cohort) == len(open_.tasks):
+    if training and full:
+        why = f"the first {count} are in"
+    if not training and len(open_.sites("queued")) == len(open_.tasks):
         why = "all are in"
     return Closing(cohort=cohort, reason=why, late=late)
 
@@ -185,22 +230,29 @@ def opening(job: Job, now: float) -> RoundOpened | str:
     """The next round on the newest version, or the reason why there is none yet."""
     assert job.version is not None
     sites = job.active("site")
-    able = [member.site for member in sites if member.trains]
+    able = [member.site for member in sites if member.trains and member.site not in job.carried]
     if not job.started and len(sites) < job.spec.sites.wanted:
         return f"{len(sites)} of {job.spec.sites.wanted} sites are ready"
     if len(able) < quorum(job):
         no_data = [m.site for m in sites if not m.trains]
         note = f" (no training data at {', '.join(no_data)})" if no_data else ""
+        if job.carried:
+            note += f" (still at work for an earlier round: {', '.join(sorted(job.carried))})"
         return f"{len(able)} of {quorum(job)} sites that a version needs are here{note}"
     number = job.rounds + 1
     if job.streams:  # who goes on when is said by `streaming`
         return RoundOpened(
             job=job.id, round=number, version=job.version.version, tasks=(), deadline=0.0
         )
-    chosen = select(job.spec.seed, number, able, job.spec.sites.select)
+    chosen = select(job.spec.seed, number, able, drawn(job))
+    allowed = allowed_seconds(job)
     tasks = tuple(
         RoundTask(
-            site=site, epoch=job.members[site].epoch, clock=job.members[site].clock, attempt=1
+            site=site,
+            epoch=job.members[site].epoch,
+            clock=job.members[site].clock,
+            attempt=1,
+            seconds=round(box_seconds(job, site, allowed), 3),
         )
         for site in chosen
     )
@@ -209,6 +261,6 @@ def opening(job: Job, now: float) -> RoundOpened | str:
         round=number,
         version=job.version.version,
         tasks=tasks,
-        deadline=now + job.spec.pacing.deadline_seconds,
+        deadline=now + allowed,
         left_out=tuple(member.site for member in sites if member.site not in chosen),
     )

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 from protocol import limits
 from protocol.errors import Problem, UsageError
-from protocol.jobspec import JobSpec, Optimizer, Server
+from protocol.jobspec import JobSpec, Optimizer, Pacing, Server
 from protocol.names import clean_name
 from protocol.schema import show
 
@@ -202,6 +202,46 @@ def _streaming(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+def _rounds(spec: JobSpec) -> Iterator[Problem]:
+    """What is about rounds has a meaning only where there are rounds."""
+    pacing, sites = spec.pacing, spec.sites
+    plain = Pacing()
+    if pacing.rule != "bsp":
+        for key in ("first", "deadline", "late", "partial"):
+            if getattr(pacing, key) != getattr(plain, key):
+                yield Problem(
+                    key=f"pacing.{key}",
+                    found=f"{show(getattr(pacing, key))} with pacing.rule = {pacing.rule!r}",
+                    allowed="only with pacing.rule = 'bsp': the other rules have no rounds",
+                )
+    if sites.over_select and not sites.select:
+        yield Problem(
+            key="sites.over_select",
+            found=f"{sites.over_select:g} without sites.select",
+            allowed="0, or sites.select: how many updates close the round",
+        )
+    most = sites.select or sites.wanted
+    if pacing.first and pacing.first > most:
+        key = "sites.select" if sites.select else "sites.wanted"
+        yield Problem(
+            key="pacing.first",
+            found=str(pacing.first),
+            allowed=f"at most {key} = {most}",
+        )
+    if pacing.first and pacing.quorum > pacing.first:
+        yield Problem(
+            key="pacing.quorum",
+            found=f"{pacing.quorum}, pacing.first = {pacing.first}",
+            allowed=f"at most {pacing.first}: a round closes with so many",
+        )
+    if pacing.late != "drop" and spec.local.scaffold:
+        yield Problem(
+            key="pacing.late",
+            found=f"{pacing.late!r} with local.scaffold",
+            allowed="'drop': a late control variate belongs to another server state",
+        )
+
+
 def _ssp(spec: JobSpec) -> Iterator[Problem]:
     pacing = spec.pacing
     if pacing.reads == "pinned" and pacing.rule != "ssp":
@@ -265,6 +305,10 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(
         ("pacing.rule", "server.optimizer", "local.scaffold", "weights.by", "sites.select"),
         _streaming,
+    ),
+    Rule(
+        ("pacing.rule", "pacing.first", "pacing.quorum", "sites.select", "sites.over_select"),
+        _rounds,
     ),
     Rule(("pacing.rule", "pacing.reads", "pacing.unseen_mass"), _ssp),
     Rule(("pacing.rule", "pacing.buffer", "pacing.quorum", "sites.wanted"), _buffered),

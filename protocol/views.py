@@ -22,7 +22,11 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobSiteView(View, frozen=True, kw_only=True):
-    """One site in one job. `doing` is a sentence: training clock 7, waiting for edge-2, gone."""
+    """One site in one job. `doing` is a sentence: training clock 7, waiting for edge-2, gone.
+
+    `data_share` is its part of all declared examples, `version_share` its part of those that went
+    into versions: where the second is smaller, its data was left out.
+    """
 
     site: str
     role: SiteRole
@@ -35,6 +39,8 @@ class JobSiteView(View, frozen=True, kw_only=True):
     joined_at_version: int
     counted: int = 0
     refused: int = 0
+    data_share: float = 0.0
+    version_share: float = 0.0
     bytes_up: int = 0
     bytes_down: int = 0
 

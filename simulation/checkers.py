@@ -58,7 +58,8 @@ class Checkers:
                 if event.cohort:
                     self._cohorts[job] = event.cohort
                     self._may_be_made(event)
-                left = [key for key in self.open if key[1].job == job]
+                late = self.shadow[job].spec.pacing.late != "drop"  # they go on across the closing
+                left = [] if late else [key for key in self.open if key[1].job == job]
                 assert event.additive or not left, (
                     f"round {event.round} closed with open tasks {left}"
                 )
@@ -110,7 +111,7 @@ class Checkers:
 
     def _settle(self, event: j.UpdateSettled) -> None:
         key = (event.site, Identity(event.job, event.epoch, event.clock))
-        if event.verdict == "refused_return":
+        if event.verdict == "refused_return" and key not in self.open:
             self.queued.remove(key)
             self.settled[key] = event.verdict
             return
