@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from coordinator import journal as j
+from coordinator.roster import Roster
 from protocol.jobspec import JobSpec
 from protocol.jobstates import TERMINAL, JobState
 from protocol.layout import Layout
@@ -92,10 +93,18 @@ class Round:
     deadline: float
     tasks: dict[str, Task]
     left_out: tuple[str, ...]
+    training: set[str] = field(default_factory=set)  # sites whose task is in that state
 
     def sites(self, state: TaskState) -> list[str]:
         """Sites whose task is in this state, in canonical order."""
+        if state == "training":
+            return sorted(self.training)
         return sorted(site for site, task in self.tasks.items() if task.state == state)
+
+    def put(self, site: str, task: Task) -> None:
+        """Give a site its task."""
+        self.tasks[site] = task
+        self.training.add(site)
 
 
 @dataclass(slots=True)
@@ -132,6 +141,7 @@ class Job:
     idle_since: float = 0.0  # since when neither a round nor a state change happened
     started: bool = False  # a round was opened: the wanted sites had been there
     members: dict[str, Member] = field(default_factory=dict)
+    roster: Roster[Member] = field(default_factory=Roster)  # the active ones of them
     refused: dict[str, str] = field(default_factory=dict)
     init_site: str = ""
     init_asked_at: float = 0.0
@@ -157,6 +167,7 @@ class Job:
     failures: tuple[tuple[int, str], ...] = ()  # void rounds since the last version, and why
     failed_in_row: int = 0
     spools: dict[str, Spool] = field(default_factory=dict)
+    spooled_bytes: int = 0  # of them together
     kept_bytes: int = 0
     checkpoint: int = -1
     checkpoint_at: float = 0.0
@@ -184,7 +195,7 @@ class Job:
             return True
         if self.round is None:
             return False
-        return not self.streams or bool(self.round.sites("training"))
+        return not self.streams or bool(self.round.training)
 
     def task(self, site: str) -> Task | None:
         """The site's part in the open round, or in an earlier one that it still works for."""
@@ -193,11 +204,9 @@ class Job:
 
     def active(self, role: SiteRole | None = None) -> list[Member]:
         """Active members in canonical order, of one role or of both."""
-        return [
-            member
-            for _, member in sorted(self.members.items())
-            if member.active and role in (None, member.role)
-        ]
+        if role is None:
+            return list(self.roster.everybody)
+        return list(self.roster.sites if role == "site" else self.roster.evaluators)
 
     def ran_seconds(self, now: float) -> float:
         """Running time until now: pauses and downtime do not count."""
@@ -269,14 +278,17 @@ def _moved(job: Job, event: j.JobMoved, now: float) -> None:
     if job.terminal:
         job.ended_at = now
         job.layout = None  # its digest is enough from here on
-        for member in job.members.values():
+        for member in job.roster.everybody:
             member.active = False
+        job.roster.clear()
 
 
 def _entered(job: Job, event: j.SiteEntered) -> None:
     job.refused.pop(event.site, None)
     before = job.members.get(event.site)
-    job.members[event.site] = Member(
+    if before is not None and before.active:
+        job.roster.leave(before)
+    member = job.members[event.site] = Member(
         site=event.site,
         role=event.role,
         active=True,
@@ -297,11 +309,14 @@ def _entered(job: Job, event: j.SiteEntered) -> None:
         comm_seconds=before.comm_seconds if before else None,
         examples_counted=before.examples_counted if before else 0.0,
     )
+    job.roster.enter(member)
 
 
 def _ended(job: Job, event: j.SiteEnded) -> None:
     member = job.members.get(event.site)
     if member is not None and member.epoch == event.epoch:
+        if member.active:
+            job.roster.leave(member)
         member.active = False
         member.note = event.reason
     if job.init_site == event.site:
@@ -318,6 +333,7 @@ def _opened(job: Job, event: j.RoundOpened, now: float) -> None:
         deadline=event.deadline,
         tasks={task.site: _task(task, job.version, now, event.deadline) for task in event.tasks},
         left_out=event.left_out,
+        training={task.site for task in event.tasks},
     )
 
 
@@ -336,7 +352,7 @@ def _task(task: j.RoundTask, base: VersionRef | None, now: float, deadline: floa
 def _period(job: Job, event: j.PeriodOpened, now: float) -> None:
     job.fetches += 1
     if job.round is not None:
-        job.round.tasks[event.task.site] = _task(event.task, event.base, now, 0.0)
+        job.round.put(event.task.site, _task(event.task, event.base, now, 0.0))
 
 
 def _mark(job: Job) -> None:
@@ -371,12 +387,14 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
         else:
             member.voided = (*member.voided, event)[-VOIDED_MAX:]
         member.refused += 1
-        job.spools.pop(event.spool, None)
+        _unspool(job, event.spool)
         job.queue = tuple(part for part in job.queue if part.spool != event.spool)
         return
     member.last = event
     if member.epoch == event.epoch:
-        member.clock = event.clock + 1
+        clock, member.clock = member.clock, event.clock + 1
+        if member.active:
+            job.roster.moved(clock, member)
     task = job.task(event.site)
     job.carried.pop(event.site, None)
     queued = event.verdict == "queued"
@@ -385,12 +403,16 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
         task.state = "queued" if queued else "out"
         task.reason, task.spool = event.reason, event.spool
         task.attempt = event.attempt
+        if job.round is not None and job.round.tasks.get(event.site) is task:
+            job.round.training.discard(event.site)
     if queued:
         member.delivered, member.voided = event, ()
         member.norm, member.failures = event.norm, 0
         _timed(job, member, event)
         job.deliveries += 1
+        _unspool(job, event.spool)
         job.spools[event.spool] = Spool(event.wire_bytes)
+        job.spooled_bytes += event.wire_bytes
         if not job.queue:
             job.queued_at = now
         part = j.CohortMember(
@@ -420,6 +442,14 @@ def _timed(job: Job, member: Member, event: j.UpdateSettled) -> None:
     beside = max(event.seconds - event.train_seconds, 0.0)
     known = member.comm_seconds
     member.comm_seconds = beside if known is None else (known + beside) / 2
+
+
+def _unspool(job: Job, name: str) -> int:
+    """Forget a spool; its size in bytes."""
+    found = job.spools.pop(name, None)
+    size = found.bytes if found is not None else 0
+    job.spooled_bytes -= size
+    return size
 
 
 def _same(last: j.UpdateSettled, event: j.UpdateSettled | j.CohortMember) -> bool:
@@ -480,9 +510,9 @@ def _made(job: Job, event: j.VersionMade, now: float) -> None:
 def _checkpointed(job: Job, event: j.CheckpointMade, now: float) -> None:
     job.checkpoint, job.checkpoint_at = event.version, now
     for name in covered(job, event.version):
-        stored = job.spools.pop(name)
+        size = _unspool(job, name)
         if job.spec.keep.updates:
-            job.kept_bytes += stored.bytes
+            job.kept_bytes += size
 
 
 def covered(job: Job, version: int) -> list[str]:

@@ -140,10 +140,12 @@ def test_a_round_closes_by_the_table(
     assert open_ is not None
     for site in in_:
         open_.tasks[site].state = "queued"
+        open_.training.remove(site)
         part = CohortMember(site=site, epoch=1, clock=0, spool=f"{site}.body")
         here.job.queue = (part, *here.job.queue)
     for site in out:
         open_.tasks[site].state = "out"
+        open_.training.remove(site)
         open_.tasks[site].reason = "failed"
     found = closing(here.job, 60.0 if late else 59.0)
     if expected is None:

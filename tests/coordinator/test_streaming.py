@@ -9,7 +9,7 @@ import pytest
 
 from coordinator import journal as j
 from coordinator import streaming
-from coordinator.job import Job, Member, Round, evolve, submitted
+from coordinator.job import Job, Round, evolve, submitted
 from protocol.jobspec import JobSpec, Pacing, Period, Sites, Stop, TaskRef, Weights
 from protocol.messages import VersionRef
 
@@ -33,17 +33,17 @@ def world(clocks: dict[str, int], pacing: Pacing, examples: dict[str, int] | Non
     job.round = Round(number=1, version=0, deadline=0.0, tasks={}, left_out=())
     job.rounds = 1
     for site, clock in clocks.items():
-        job.members[site] = Member(
+        entered = j.SiteEntered(
+            job="j",
             site=site,
             role="site",
-            active=True,
             epoch=1,
             clock=clock,
             train_examples=(examples or {}).get(site, 10),
             eval_examples=0,
             layout_digest="",
-            joined_at_version=0,
         )
+        evolve(job, entered, 0.0)
     return job
 
 
@@ -163,7 +163,8 @@ def test_coefficients_are_shares_of_the_active_sites() -> None:
     assert streaming.weights(job) == {"a": 0.25, "b": 0.75}
     go(job)
     arrive(job, "b")
-    job.members["b"].active = False  # it left after its update was taken
+    left = j.SiteEnded(job="j", site="b", epoch=1, reason="it left after its update was taken")
+    evolve(job, left, 0.0)
     closed = made(job)
     assert closed is not None
     assert [part.weight for part in closed.cohort] == [0.75]
