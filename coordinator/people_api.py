@@ -16,6 +16,7 @@ from coordinator.http import Call, answer, decode
 from privacy.tokens import JoinToken, format_join_token
 from protocol import jobfile
 from protocol.errors import InvalidFileError, NotFoundError
+from protocol.guarantees import guarantees
 from protocol.jobstates import JobStimulus
 from protocol.messages import encode
 from protocol.views import (
@@ -71,7 +72,8 @@ async def validate(call: Call) -> Validation:
     """What is wrong with a job, without submitting it."""
     request = await call.json(JobRequest)
     problems, warnings = jobfile.validate(request.spec)
-    return Validation(problems=problems, warnings=warnings)
+    promised = () if problems else guarantees(request.spec)
+    return Validation(problems=problems, warnings=warnings, guarantees=promised)
 
 
 def command(what: JobStimulus) -> Callable[[Call], Awaitable[JobDetail]]:

@@ -223,10 +223,14 @@ class CommandRequest(View, frozen=True, kw_only=True):
 
 
 class Validation(View, frozen=True, kw_only=True):
-    """Answer of `POST /api/v1/jobs/validate`; `problems` empty: the job would be taken."""
+    """Answer of `POST /api/v1/jobs/validate`; `problems` empty: the job would be taken.
+
+    `guarantees` say what its pacing promises and under which condition.
+    """
 
     problems: tuple[Problem, ...]
     warnings: tuple[str, ...] = ()
+    guarantees: tuple[str, ...] = ()
 
 
 class Health(View, frozen=True, kw_only=True):

@@ -18,6 +18,7 @@ from protocol.errors import (
     UnreachableError,
     UsageError,
 )
+from protocol.guarantees import guarantees
 from protocol.jobspec import JobSpec
 from protocol.views import JobRequest, JobView, Validation, VersionView
 from protocol.words import size, span
@@ -95,7 +96,9 @@ def validate(file: Path, offline: bool, as_json: bool, **given: Any) -> int:
     found = Validation(problems=())
     try:
         spec = read_job(file)
-        found = Validation(problems=(), warnings=jobfile.validate(spec)[1])
+        found = Validation(
+            problems=(), warnings=jobfile.validate(spec)[1], guarantees=guarantees(spec)
+        )
         if not offline:
             found = _ask_too(found, JobRequest(spec=spec), given)
     except InvalidFileError as error:
@@ -112,7 +115,9 @@ def validate(file: Path, offline: bool, as_json: bool, **given: Any) -> int:
         for problem in found.problems:
             click.echo(f"  {problem}")
     else:
-        click.echo(f"{file} is valid")
+        click.echo(f"{file} is valid; its pacing guarantees:")
+        for sentence in found.guarantees:
+            click.echo(f"  - {sentence}")
     return InvalidFileError.exit_code if found.problems else 0
 
 
@@ -126,7 +131,8 @@ def _ask_too(found: Validation, request: JobRequest, given: dict[str, Any]) -> V
         note(f"checked offline only: {error.message}")
         return found
     warnings = (*found.warnings, *(one for one in online.warnings if one not in found.warnings))
-    return Validation(problems=online.problems, warnings=warnings)
+    promised = () if online.problems else found.guarantees
+    return Validation(problems=online.problems, warnings=warnings, guarantees=promised)
 
 
 @job.command("list")
@@ -175,11 +181,21 @@ def show(name: str, as_json: bool, **given: Any) -> None:
         at = f" at version {view.metrics_version}" if view.metrics_version is not None else ""
         click.echo(f"  {metric} {number(value.value)}{worst}{at}")
     rows = [
-        (s.site, s.clock, s.counted, s.refused, size(s.bytes_up), size(s.bytes_down), s.doing)
+        (
+            s.site,
+            s.clock,
+            s.counted,
+            s.refused,
+            f"{s.data_share:.0%}",
+            f"{s.version_share:.0%}",
+            size(s.bytes_up),
+            size(s.bytes_down),
+            s.doing,
+        )
         for s in view.sites
     ]
-    heads = ("site", "clock", "counted", "refused", "up", "down", "doing")
-    click.echo("\n" + table(heads, rows, (1, 2, 3, 4, 5)))
+    heads = ("site", "clock", "counted", "refused", "of data", "of versions", "up", "down", "doing")
+    click.echo("\n" + table(heads, rows, (1, 2, 3, 4, 5, 6, 7)))
     versions = api.versions(identity, max(-1, view.version - 5))
     click.echo("\n" + _version_table(versions))
 
