@@ -67,8 +67,8 @@ def _ssp(spec: JobSpec) -> tuple[str, ...]:
     )
     return (
         (
-            f"a site at clock c starts only from a version that holds every active site's updates of "
-            f"clocks up to c - {s + 1}, and its own latest; {reads}"
+            "a site at clock c starts only from a version that holds every active site's updates "
+            f"of clocks up to c - {s + 1}, and its own latest; {reads}"
         ),
         f"no site is more than {s} clocks ahead of the slowest active one",
         dead,
