@@ -12,6 +12,7 @@ The core is pure: values in, values out, `now` an argument.
 - `run`         a job in motion: what is known only while this process lives
 - `round`       the decisions of a bulk-synchronous round: a verdict and a reason for everything
 - `streaming`   the rules without rounds: SSP, async, buffered; `staleness` weighs old updates
+- `periods`     how many steps each site takes, from how fast it was
 - `conductor`   carrying these decisions out; `selection` draws a round's sites from the seed
 - `membership`  epochs and clocks: who enters, leaves, is refused
 - `lifecycle`   version 0, start, stop rules, checkpoints, the end

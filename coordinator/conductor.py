@@ -69,7 +69,7 @@ def send_train(run: Run, batch: Batch, site: str) -> None:
         clock=task.clock,
         attempt=task.attempt,
         base=task.base,
-        steps=job.spec.period.steps or 0,
+        steps=task.steps or job.spec.period.steps or 0,
         epochs=job.spec.period.epochs or 0,
         evaluate=evaluation.before_training(job, job.members[site], task.base.version),
         deadline_seconds=max(task.deadline - batch.now, 0.001),
@@ -202,7 +202,7 @@ def close_if_due(run: Run, batch: Batch) -> None:
         return
     if job.spec.pacing.late == "drop":
         _stop_training(run, batch, found.late)
-    able = sum(member.trains for member in job.active())
+    able = len(job.roster.training)
     batch.emit(
         job,
         RoundClosed(
@@ -334,7 +334,7 @@ def _give_back(
             round=number,
             version=job.number,
             cohort=(),
-            active_sites=sum(member.trains for member in job.active()),
+            active_sites=len(job.roster.training),
             reason=reason,
             missing=without | {settled.site: settled.reason for settled in returned},
             additive=additive,

@@ -19,6 +19,7 @@ from protocol.messages import SiteRole, VersionRef
 from protocol.metrics import Metric
 
 TURNAROUNDS_MAX: Final = 64  # newest times that a period took, for a measured deadline
+PACES_MAX: Final = 5  # newest periods of a site whose step time is remembered
 VOIDED_MAX: Final = 16  # later words about a site's updates that are kept for its return
 MOVES_MAX: Final = 256  # newest versions whose weight is remembered for `unseen_mass`
 REPORTS_VERSIONS_MAX: Final = 3  # newest versions whose evaluations stay in memory
@@ -57,6 +58,7 @@ class Member:
     failures: int = 0  # periods in a row that came to nothing by the site's own fault
     comm_seconds: float | None = None  # of a period beside its training, a running mean
     examples_counted: float = 0.0  # in all versions together
+    step_seconds: tuple[float, ...] = ()  # of its newest periods, per step
 
     @property
     def trains(self) -> bool:
@@ -72,6 +74,7 @@ class Task:
     clock: int
     attempt: int
     base: VersionRef | None = None
+    steps: int = 0
     seconds: float = 0.0
     opened_at: float = 0.0
     deadline: float = 0.0
@@ -308,6 +311,7 @@ def _entered(job: Job, event: j.SiteEntered) -> None:
         norm=before.norm if before else 0.0,
         comm_seconds=before.comm_seconds if before else None,
         examples_counted=before.examples_counted if before else 0.0,
+        step_seconds=before.step_seconds if before else (),
     )
     job.roster.enter(member)
 
@@ -343,6 +347,7 @@ def _task(task: j.RoundTask, base: VersionRef | None, now: float, deadline: floa
         task.clock,
         task.attempt,
         base=base,
+        steps=task.steps,
         seconds=task.seconds,
         opened_at=now,
         deadline=task.deadline or deadline,
@@ -440,6 +445,9 @@ def _timed(job: Job, member: Member, event: j.UpdateSettled) -> None:
         return  # of a release that did not measure it
     job.turnarounds = (*job.turnarounds, event.seconds)[-TURNAROUNDS_MAX:]
     beside = max(event.seconds - event.train_seconds, 0.0)
+    if event.steps and event.train_seconds > 0.0:
+        step = event.train_seconds / event.steps
+        member.step_seconds = (*member.step_seconds, step)[-PACES_MAX:]
     known = member.comm_seconds
     member.comm_seconds = beside if known is None else (known + beside) / 2
 

@@ -79,7 +79,7 @@ class InitAsked(JournalEvent, frozen=True, kw_only=True, tag="init_asked"):
 class RoundTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One site's part in a round, or its next period under a rule without rounds.
 
-    `seconds` > 0: a time-boxed period. `deadline` is job time in
+    `steps` 0: as the job says. `seconds` > 0: a time-boxed period. `deadline` is job time in
     seconds, 0: the round's.
     """
 
@@ -87,6 +87,7 @@ class RoundTask(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     epoch: int
     clock: int
     attempt: int
+    steps: int = 0
     seconds: float = 0.0
     deadline: float = 0.0
 

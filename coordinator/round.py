@@ -21,10 +21,10 @@ from typing import Final
 
 import msgspec
 
-from coordinator import streaming
+from coordinator import periods, streaming
 from coordinator.job import Job, Member, Task
 from coordinator.journal import CohortMember, RoundOpened, RoundTask, UpdateSettled
-from coordinator.selection import select
+from coordinator.selection import over_selected, select
 from coordinator.stimuli import UpdateFacts
 from protocol.messages import VerdictKind
 
@@ -61,8 +61,7 @@ def enough(job: Job) -> int:
 
 def drawn(job: Job) -> int:
     """How many sites are drawn for a round; 0: all."""
-    sites = job.spec.sites
-    return math.ceil(sites.select * (1.0 + sites.over_select))
+    return over_selected(job.spec.sites.select, job.spec.sites.over_select)
 
 
 def allowed_seconds(job: Job) -> float:
@@ -179,11 +178,11 @@ def closing(job: Job, now: float) -> Closing | None:
     """Whether the open round ends now, and how; None: it goes on until its deadline."""
     open_ = job.round
     assert open_ is not None
-    training = open_.sites("training")
+    training = len(open_.training)
     need, most = quorum(job), enough(job)
     at_deadline = now >= open_.deadline
     full = 0 < most <= len(job.queue)
-    coming = len(job.queue) + len(training) >= need
+    coming = len(job.queue) + training >= need
     if training and coming and not (at_deadline or full):
         return None
     late = f"round {open_.number} was void before it came"
@@ -229,8 +228,8 @@ def missing(job: Job) -> dict[str, str]:
 def opening(job: Job, now: float) -> RoundOpened | str:
     """The next round on the newest version, or the reason why there is none yet."""
     assert job.version is not None
-    sites = job.active("site")
-    able = [member.site for member in sites if member.trains and member.site not in job.carried]
+    sites = job.roster.sites
+    able = [member.site for member in job.roster.training if member.site not in job.carried]
     if not job.started and len(sites) < job.spec.sites.wanted:
         return f"{len(sites)} of {job.spec.sites.wanted} sites are ready"
     if len(able) < quorum(job):
@@ -245,13 +244,15 @@ def opening(job: Job, now: float) -> RoundOpened | str:
             job=job.id, round=number, version=job.version.version, tasks=(), deadline=0.0
         )
     chosen = select(job.spec.seed, number, able, drawn(job))
-    allowed = allowed_seconds(job)
+    taking = frozenset(chosen)
+    allowed, steps = allowed_seconds(job), periods.sizes(job)
     tasks = tuple(
         RoundTask(
             site=site,
             epoch=job.members[site].epoch,
             clock=job.members[site].clock,
             attempt=1,
+            steps=steps.get(site, 0),
             seconds=round(box_seconds(job, site, allowed), 3),
         )
         for site in chosen
@@ -262,5 +263,5 @@ def opening(job: Job, now: float) -> RoundOpened | str:
         version=job.version.version,
         tasks=tasks,
         deadline=now + allowed,
-        left_out=tuple(member.site for member in sites if member.site not in chosen),
+        left_out=tuple(member.site for member in sites if member.site not in taking),
     )

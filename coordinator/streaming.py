@@ -19,6 +19,7 @@ import math
 
 import msgspec
 
+from coordinator import periods
 from coordinator.job import Job, Member, Task
 from coordinator.journal import CohortMember, PeriodOpened, RoundClosed, RoundTask
 from coordinator.staleness import staleness_weight
@@ -68,6 +69,7 @@ def going(job: Job, now: float) -> Going:
     assert job.version is not None
     waits: dict[str, str] = {}
     opened: list[PeriodOpened] = []
+    steps = periods.sizes(job)
     at_work = {site for site in _tasks(job) if _tasks(job)[site].state == "training"}
     for member in _order(job):
         if member.site in at_work:
@@ -77,7 +79,7 @@ def going(job: Job, now: float) -> Going:
             waits[member.site] = reason
             continue
         at_work.add(member.site)
-        opened.append(_period(job, member, now))
+        opened.append(_period(job, member, steps.get(member.site, 0), now))
     return Going(opened=tuple(opened), waits=waits)
 
 
@@ -159,7 +161,7 @@ def _too_massive(job: Job, member: Member, at_work: set[str]) -> str:
     return ""
 
 
-def _period(job: Job, member: Member, now: float) -> PeriodOpened:
+def _period(job: Job, member: Member, steps: int, now: float) -> PeriodOpened:
     pacing = job.spec.pacing
     base = base_of(job, member)
     return PeriodOpened(
@@ -169,10 +171,12 @@ def _period(job: Job, member: Member, now: float) -> PeriodOpened:
             epoch=member.epoch,
             clock=member.clock,
             attempt=1,
+            steps=steps,
             deadline=now + pacing.deadline_seconds,
         ),
         base=base,
-        reason=f"clock {member.clock} from version {base.version}",
+        reason=f"clock {member.clock} from version {base.version}"
+        + (f", {steps} steps" if steps else ""),
     )
 
 

@@ -242,6 +242,43 @@ def _rounds(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+def _sized(spec: JobSpec) -> Iterator[Problem]:
+    """Periods that are sized by measured speed: in steps, and none that the rule has to undo."""
+    pacing, steps = spec.pacing, spec.period.steps
+    if pacing.periods == "equal":
+        if pacing.steps_max:
+            yield Problem(
+                key="pacing.steps_max",
+                found=f"{pacing.steps_max} with pacing.periods = 'equal'",
+                allowed="0, or pacing.periods = 'esync': with equal periods nobody takes more",
+            )
+        return
+    if not steps:
+        yield Problem(
+            key="pacing.periods",
+            found=f"{pacing.periods!r} without period.steps",
+            allowed="'equal', or a period in steps: passes over the data cannot be sized",
+        )
+    if pacing.partial:
+        yield Problem(
+            key="pacing.partial",
+            found=f"true together with pacing.periods = {pacing.periods!r}",
+            allowed="one of the two: both fit a period to the time that a site has",
+        )
+    if pacing.periods == "dylu" and pacing.steps_max:
+        yield Problem(
+            key="pacing.steps_max",
+            found=f"{pacing.steps_max} with pacing.periods = 'dylu'",
+            allowed="0: under 'dylu' nobody takes more than period.steps",
+        )
+    elif steps and 0 < pacing.steps_max < steps:
+        yield Problem(
+            key="pacing.steps_max",
+            found=f"{pacing.steps_max}, period.steps = {steps}",
+            allowed=f"at least {steps}: so many the slowest site takes",
+        )
+
+
 def _ssp(spec: JobSpec) -> Iterator[Problem]:
     pacing = spec.pacing
     if pacing.reads == "pinned" and pacing.rule != "ssp":
@@ -310,6 +347,7 @@ RULES: Final[tuple[Rule, ...]] = (
         ("pacing.rule", "pacing.first", "pacing.quorum", "sites.select", "sites.over_select"),
         _rounds,
     ),
+    Rule(("period.steps", "pacing.periods", "pacing.steps_max", "pacing.partial"), _sized),
     Rule(("pacing.rule", "pacing.reads", "pacing.unseen_mass"), _ssp),
     Rule(("pacing.rule", "pacing.buffer", "pacing.quorum", "sites.wanted"), _buffered),
     Rule(("optimizer.nesterov", "optimizer.name", "optimizer.momentum"), _nesterov),
@@ -339,6 +377,15 @@ def _warnings(spec: JobSpec) -> Iterator[str]:
     if server.optimizer not in ("adagrad", "adam", "yogi") and server.tau != plain_server.tau:
         yield f"server.tau has no effect with {server.optimizer!r}."
     rule = spec.pacing.rule
+    uneven = "partial" if spec.pacing.partial else "periods"
+    if (spec.pacing.partial or spec.pacing.periods != "equal") and (
+        rule == "bsp" and optimizer.name == "sgd" and spec.weights.by != "steps"
+    ):
+        yield (
+            f"with pacing.{uneven} = {show(getattr(spec.pacing, uneven))} sites take different "
+            "numbers of steps, and those that take more pull the model further: weights.by = "
+            "'steps' (FedNova) evens that out."
+        )
     if rule in ("ssp", "async") and spec.stop.target is not None:
         yield f"stop.target needs an evaluator under {rule!r}: no two sites report on one version."
     if rule in ("ssp", "async") and spec.pacing.quorum:

@@ -264,6 +264,18 @@ class Pacing(Section, frozen=True, kw_only=True):
             )
         ),
     ] = False
+    periods: Annotated[
+        Literal["equal", "esync", "dylu"],
+        Meta(
+            description=(
+                "`equal`: every site takes `period.steps`. `esync`: faster sites take more, so that all arrive together. `dylu`: slower sites take fewer, in proportion to their speed."
+            )
+        ),
+    ] = "equal"
+    steps_max: Annotated[
+        Count,
+        Meta(description=("esync: most steps of a period. 0: four times `period.steps`.")),
+    ] = 0
     staleness: Annotated[
         Count,
         Meta(

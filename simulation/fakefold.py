@@ -97,6 +97,7 @@ class FakeFold:
             steps=meta.steps,
             effective_steps=meta.effective_steps,
             norm=meta.norm,
+            train_seconds=meta.train_seconds,
             metrics=meta.metrics,
             problem=problem,
         )

@@ -265,6 +265,7 @@ class SimSite:
             examples=period.examples,
             steps=max(train.steps, 1),
             effective_steps=float(max(train.steps, 1)),
+            train_seconds=period.seconds,
             parts=dense_parts(self.layout, "update", control=False),
             norm=math.hypot(*(x for x in period.delta if math.isfinite(x))),
         )

@@ -16,12 +16,18 @@ from protocol.messages import VersionRef
 DIGEST = "0" * 64
 
 
-def world(clocks: dict[str, int], pacing: Pacing, examples: dict[str, int] | None = None) -> Job:
+def world(
+    clocks: dict[str, int],
+    pacing: Pacing,
+    examples: dict[str, int] | None = None,
+    *,
+    steps: int = 1,
+) -> Job:
     """A running job whose sites are at these clocks, with nothing under way."""
     spec = JobSpec(
         name="n",
         task=TaskRef(name="t"),
-        period=Period(steps=1),
+        period=Period(steps=steps),
         sites=Sites(wanted=len(clocks)),
         stop=Stop(versions=10**6),
         pacing=pacing,

@@ -36,6 +36,13 @@ def test_what_works_is_taken(sections: dict[str, Any]):
     assert warnings(from_mapping(job(**sections))) == ()
 
 
+def test_uneven_periods_without_fednova_are_warned_about():
+    for pacing in ({"periods": "esync"}, {"periods": "dylu"}, {"partial": True}):
+        (said,) = warnings(from_mapping(job(pacing=pacing)))
+        assert "weights.by = 'steps' (FedNova)" in said
+        assert not warnings(from_mapping(job(pacing=pacing, weights={"by": "steps"})))
+
+
 @pytest.mark.parametrize(
     ("sections", "key", "says"),
     [
@@ -123,6 +130,15 @@ def test_what_works_is_taken(sections: dict[str, Any]):
         ({"pacing": {"first": 1, "quorum": 2}, "sites": {"wanted": 3}}, "pacing.quorum", "at most"),
         ({"sites": {"over_select": 0.5}}, "sites.over_select", "sites.select"),
         ({"pacing": {"late": "fold"}, "local": {"scaffold": True}}, "pacing.late", "'drop'"),
+        ({"pacing": {"steps_max": 9}}, "pacing.steps_max", "'esync'"),
+        (
+            {"pacing": {"periods": "esync"}, "period": {"epochs": 1}},
+            "pacing.periods",
+            "a period in steps",
+        ),
+        ({"pacing": {"periods": "esync", "partial": True}}, "pacing.partial", "one of the two"),
+        ({"pacing": {"periods": "esync", "steps_max": 4}}, "pacing.steps_max", "at least 5"),
+        ({"pacing": {"periods": "dylu", "steps_max": 9}}, "pacing.steps_max", "under 'dylu'"),
         ({"pacing": {"rule": "buffered"}}, "pacing.buffer", "at least 1"),
         ({"pacing": {"rule": "ssp", "buffer": 3}}, "pacing.buffer", "'buffered'"),
         ({"pacing": {"concurrency": 3}}, "pacing.concurrency", "'buffered'"),

@@ -354,6 +354,58 @@ def test_who_was_left_out_is_seen_in_the_shares_of_the_data() -> None:
     assert shares["a"] == (pytest.approx(1 / 3), pytest.approx(1 / 2))
 
 
+# ---------------------------------------------------------------- sized periods
+
+
+def stepping(seconds: float, trained: list[tuple[str, int, int]]) -> SiteModel:
+    """A step takes so many seconds; who took how many at which clock."""
+
+    def model(site: str, train: Train, base: list[float]) -> Trained:
+        trained.append((site, train.clock, train.steps))
+        return Trained(seconds * train.steps, [1.0 / 64 for _ in base])
+
+    return model
+
+
+@pytest.mark.parametrize("rule", ["bsp", "ssp"])
+def test_with_esync_fast_sites_take_more_steps_and_nobody_is_waited_for(rule: Any) -> None:
+    """From the second clock on a, three times as fast as c, takes three times the steps."""
+    trained: list[tuple[str, int, int]] = []
+    world = fleet()
+    for name, pace in (("a", 0.1), ("b", 0.2), ("c", 0.3)):
+        world.add(SimSite(name, world, model=stepping(pace, trained)))
+    pacing = Pacing(rule=rule, periods="esync", staleness=0)
+    world.submit("j", job(pacing, sites=3, versions=12))
+    settle(world)
+    assert [n for site, clock, n in trained if clock == 0] == [10, 10, 10]
+    later = {(site, n) for site, clock, n in trained if clock == 2}
+    assert later == {("a", 30), ("b", 15), ("c", 10)}
+    arrived: dict[int, list[float]] = {}
+    for entry in world.journal:
+        if isinstance(entry.event, j.UpdateSettled) and entry.event.verdict == "queued":
+            arrived.setdefault(entry.event.clock, []).append(entry.now)
+    assert max(arrived[0]) - min(arrived[0]) == pytest.approx(2.0, abs=0.1)
+    assert max(arrived[2]) - min(arrived[2]) < 0.3  # a step of the slowest
+
+
+def test_with_dylu_the_updates_of_async_are_about_equally_old() -> None:
+    def ages(periods: Any) -> dict[str, float]:
+        world = fleet()
+        for name, pace in (("a", 0.1), ("b", 0.1), ("c", 0.5)):
+            world.add(SimSite(name, world, model=stepping(pace, [])))
+        pacing = Pacing(rule="async", staleness=50, periods=periods)
+        world.submit("j", job(pacing, sites=3, versions=60))
+        settle(world)
+        found: dict[str, list[int]] = {}
+        for event in events(world, j.UpdateSettled)[6:]:
+            if event.verdict == "queued":
+                found.setdefault(event.site, []).append(event.staleness)
+        return {site: sum(of) / len(of) for site, of in found.items()}
+
+    assert ages("equal")["c"] > 4 * ages("equal")["a"]
+    assert ages("dylu")["c"] < 1.5 * ages("dylu")["a"]
+
+
 # ---------------------------------------------------------------- failures
 
 
@@ -394,6 +446,7 @@ def test_storms_break_no_promise_of_any_rule(seed: int) -> None:
         unseen_mass=random.choice([0.0, 0.0, 0.5]) if rule == "ssp" else 0.0,
         buffer=random.randrange(1, 4) if rule == "buffered" else 0,
         one_per_site=random.random() < 0.5,
+        periods=random.choice(["equal", "esync", "dylu"]),
         concurrency=random.choice([0, 0, 2]),
         deadline_seconds=random.choice([8.0, 300.0]),
     )
