@@ -1,4 +1,4 @@
-"""`python -m benchmarks NAME [--json] [--quick] [--record]`.
+"""`python -m benchmarks NAME [--json] [--quick] [--record] [--seeds N]`.
 
 A benchmark is a module of this package with `run(quick=...) -> fields` and `BARS`, which maps a
 figure (`name.key` for nested ones) to `<= 0.05` or `>= 5`. The exit status is 0 when it measured,
@@ -26,11 +26,11 @@ def names() -> list[str]:
     return sorted(name for name in found if name not in NOT_BENCHMARKS)
 
 
-def measure(name: str, *, quick: bool) -> tuple[dict[str, Any], dict[str, Bar]]:
-    """Run a benchmark: its line, and its bars."""
+def measure(name: str, *, quick: bool, **more: int) -> tuple[dict[str, Any], dict[str, Bar]]:
+    """Run a benchmark: its line, and its bars. `more` is what only some of them take."""
     module = importlib.import_module(f"benchmarks.{name}")
     started = time.perf_counter()
-    fields = module.run(quick=quick)
+    fields = module.run(quick=quick, **more)
     head = {
         "bench": name,
         "commit": commit(),
@@ -61,13 +61,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true", help="one compact line, last on stdout")
     parser.add_argument("--quick", action="store_true", help="smaller and rougher")
     parser.add_argument("--record", action="store_true", help="append to results/NAME.jsonl")
+    parser.add_argument("--seeds", type=int, help="chaos: how many plans")
     options = parser.parse_args(arguments)
     if options.name not in names():
         print(
             f"no such benchmark: {options.name}. There are: {', '.join(names())}", file=sys.stderr
         )
         return 2
-    result, bars = measure(options.name, quick=options.quick)
+    more = {} if options.seeds is None else {"seeds": options.seeds}
+    if more and options.name != "chaos":
+        print("--seeds is for chaos.", file=sys.stderr)
+        return 2
+    result, bars = measure(options.name, quick=options.quick, **more)
     if options.record:
         print(f"recorded in {record(options.name, result)}", file=sys.stderr)
     print(line(result) if options.json else table(result, bars))

@@ -6,5 +6,6 @@
 - `site`     an agent and its worker as one small machine; what it trains is a function
 - `faults`   what may go wrong: delays, repetitions, crashes
 - `fleet`    coordinator, fold and sites in one process: carries out the core's actions
+- `chaos`    whole fault plans drawn from a seed
 - `checkers` what must hold after every event
 """

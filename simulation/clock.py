@@ -11,6 +11,7 @@ class VirtualClock:
 
     def __init__(self) -> None:
         self.now = 0.0
+        self.made = 0  # calls so far
         self._asked = 0
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
 
@@ -28,5 +29,6 @@ class VirtualClock:
         if not self._queue:
             return False
         self.now, _, call = heapq.heappop(self._queue)
+        self.made += 1
         call()
         return True
