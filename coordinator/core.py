@@ -118,8 +118,9 @@ class Core:
             self._leave_jobs(batch, session.site, reason)
             if session.instance:
                 batch.do(CloseSession(site=session.site, reason=reason, retry=True))
+        around = Around(disk_full=self._disk_full, runs=self._runs)
         for run in self._live():
-            lifecycle.advance(run, batch, self._around(run))
+            lifecycle.advance(run, batch, around)
         runs = [run for run in self._runs.values() if not run.job.terminal]
         pairs = assign.assign(runs, list(self._sessions), self.config.site_jobs_max)
         for run, session in pairs:
@@ -135,17 +136,6 @@ class Core:
     def _live(self) -> Iterator[Run]:
         """Jobs that have anything left to do."""
         return (run for run in self._runs.values() if not (run.job.terminal and run.released))
-
-    def _around(self, run: Run) -> Around:
-        others = [other for other in self._runs.values() if other is not run]
-        running = [
-            o.job for o in others if o.job.started and o.job.state in ("running", "draining")
-        ]
-        return Around(
-            disk_full=self._disk_full,
-            resident_bytes=sum(lifecycle.resident_bytes(j.spec, j.dense_bytes) for j in running),
-            spool_bytes=sum(lifecycle.spool_bytes(other.job) for other in others),
-        )
 
     # ------------------------------------------------------------ sites
 

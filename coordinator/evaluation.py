@@ -7,9 +7,11 @@ going straight to the newest when they are slow. The last version is evaluated b
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from coordinator.job import Job, Member, Report
 from coordinator.journal import EvaluationReported
-from coordinator.run import Asked, Batch, Run
+from coordinator.run import Asked, Batch, LastWord, Run
 from protocol.messages import Evaluate, Evaluated
 from protocol.metrics import Combined, check_metrics, combine
 
@@ -34,9 +36,11 @@ def _by_request(job: Job, member: Member) -> bool:
 
 def expire(run: Run, now: float) -> None:
     """Stop waiting for reports that are overdue: those versions go without them."""
-    for site, asked in list(run.evaluating.items()):
-        if now >= asked.deadline:
-            gave_up(run, site)
+    while run.evaluating:
+        site, asked = next(iter(run.evaluating.items()))
+        if now < asked.deadline:
+            return  # who was asked later has longer
+        gave_up(run, site)
 
 
 def ask(run: Run, batch: Batch) -> None:
@@ -44,7 +48,7 @@ def ask(run: Run, batch: Batch) -> None:
     job, every = run.job, run.job.spec.evaluation.every
     if job.version is None or every == 0 or not job.started or job.state == "paused":
         return
-    for member in job.active():
+    for member in job.roster.idle:
         due = (
             (member.evaluated_version // every + 1) * every if member.evaluated_version >= 0 else 0
         )
@@ -52,19 +56,36 @@ def ask(run: Run, batch: Batch) -> None:
             _request(run, batch, member.site)
 
 
-def ask_last(run: Run, batch: Batch) -> list[str]:
+def ask_last(run: Run, batch: Batch) -> Collection[str]:
     """Ask everybody about the last version; the sites that are still waited for."""
-    job = run.job
+    job, last = run.job, run.last_word
+    if last is None or last.version != job.number:
+        last = run.last_word = LastWord(job.number)
+        last.changed.update(member.site for member in job.roster.everybody)
+    for site in sorted(last.changed):
+        if _last_wanted(run, site):
+            last.waits[site] = None
+            _request(run, batch, site)
+        else:
+            last.waits.pop(site, None)
+    last.changed.clear()
+    return last.waits
+
+
+def _last_wanted(run: Run, site: str) -> bool:
+    job, member = run.job, run.job.members.get(site)
+    if member is None or not member.active or member.eval_examples <= 0:
+        return False
     everybody = job.spec.evaluation.sites or job.spec.evaluation_only
-    waited: list[str] = []
-    for member in job.active():
-        wanted = member.eval_examples > 0 and (member.role == "evaluator" or everybody)
-        done = member.evaluated_version >= job.number
-        if not wanted or done or run.unevaluated.get(member.site) == job.number:
-            continue
-        waited.append(member.site)
-        _request(run, batch, member.site)
-    return waited
+    done = member.evaluated_version >= job.number or run.unevaluated.get(site) == job.number
+    return (member.role == "evaluator" or everybody) and not done
+
+
+def changed(run: Run, site: str) -> None:
+    """A site came, left, is ready, or has evaluated or given up: it is looked at again."""
+    run.unjudged = True
+    if run.last_word is not None:
+        run.last_word.changed.add(site)
 
 
 def _request(run: Run, batch: Batch, site: str) -> None:
@@ -82,6 +103,7 @@ def forget(run: Run, site: str) -> None:
     """The site has a new session: what it was asked before is asked anew by the next `ask`."""
     run.evaluating.pop(site, None)
     run.unevaluated.pop(site, None)
+    changed(run, site)
 
 
 def reported(run: Run, batch: Batch, site: str, event: Evaluated) -> None:
@@ -96,6 +118,7 @@ def reported(run: Run, batch: Batch, site: str, event: Evaluated) -> None:
     asked = run.evaluating.get(site)
     if asked is not None and asked.version <= event.version:
         del run.evaluating[site]
+        changed(run, site)
     if member is None or not member.active:
         return
     if not member.evaluated_version < event.version <= job.number:
@@ -111,6 +134,7 @@ def reported(run: Run, batch: Batch, site: str, event: Evaluated) -> None:
             metrics=event.metrics,
         ),
     )
+    changed(run, site)
 
 
 def gave_up(run: Run, site: str) -> None:
@@ -118,6 +142,7 @@ def gave_up(run: Run, site: str) -> None:
     asked = run.evaluating.pop(site, None)
     if asked is not None:
         run.unevaluated[site] = asked.version
+        changed(run, site)
 
 
 # ---------------------------------------------------------------- what reports add up to
@@ -149,7 +174,7 @@ def reached(job: Job) -> str:
 def _decisive(job: Job, reports: dict[str, Report]) -> dict[str, Report]:
     if any(member.role == "evaluator" for member in job.members.values()):
         return {site: report for site, report in reports.items() if report.role == "evaluator"}
-    able = [m for m in job.active("site") if m.eval_examples > 0]
+    able = [m for m in job.roster.sites if m.eval_examples > 0]
     drawn = min(job.spec.sites.select or len(able), len(able))
     need = max(job.spec.pacing.quorum, drawn // 2 + 1)
     having = {site: report for site, report in reports.items() if report.examples > 0}

@@ -11,9 +11,7 @@ from coordinator.lifecycle import deadlines
 from coordinator.run import Run
 from coordinator.sessions import Sessions
 from protocol.views import JobSiteView, JobView
-from protocol.words import span
-
-NAMED_MAX = 12  # sites that a sentence names before it counts the others
+from protocol.words import some, span
 
 
 def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> str:
@@ -29,11 +27,11 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
     if job.round is not None:
         who = [_training(run, sessions, site, now) for site in job.round.sites("training")]
         left = max(job.round.deadline - now, 0.0)
-        return f"round {job.round.number}: waits for {_list(who)}, deadline in {span(left)}"
+        return f"round {job.round.number}: waits for {some(who)}, deadline in {span(left)}"
     if job.state == "paused":
         return f"{job.reason}; waits for somebody to resume it"
     text = [f"waits for {run.hold}" if job.state == "draining" else run.hold]
-    missing = job.spec.sites.wanted - len(job.active("site"))
+    missing = job.spec.sites.wanted - len(job.roster.sites)
     if not job.started and missing > 0:
         text.append(_missing(run, runs, sessions, missing))
     due = min(deadlines(run), default=now)
@@ -54,18 +52,13 @@ def _streaming(run: Run, sessions: Sessions, now: float) -> str:
         text.append(f"version {job.committing.version} is being folded from {count} updates")
     at_work = [_training(run, sessions, site, now) for site in job.round.sites("training")]
     if at_work:
-        text.append(f"version {job.number + 1} waits for {_list(at_work)}")
+        text.append(f"version {job.number + 1} waits for {some(at_work)}")
     waits = [f"{site} waits: {why}" for site, why in sorted(run.waits.items())]
     if waits and job.state == "running":
-        text.append(_list(waits, "; "))
+        text.append(some(waits, "; "))
     due = min(deadlines(run), default=now)
     text.append(f"at most {span(due - now)} more")
     return "; ".join(text)
-
-
-def _list(parts: Sequence[str], between: str = ", ") -> str:
-    more = len(parts) - NAMED_MAX
-    return between.join([*parts[:NAMED_MAX], *([f"and {more} more"] if more > 0 else [])])
 
 
 def _age(sessions: Sessions, site: str, now: float) -> str:
@@ -101,7 +94,7 @@ def _missing(run: Run, runs: Sequence[Run], sessions: Sessions, missing: int) ->
     names = [name for name in wanted if name not in active and sessions.get(name) is None]
     notes += [f"{name} is not connected" for name in names]
     sites = "site" if missing == 1 else "sites"
-    return f"waiting for {missing} more {sites}{': ' if notes else ''}{_list(notes, '; ')}"
+    return f"waiting for {missing} more {sites}{': ' if notes else ''}{some(notes, '; ')}"
 
 
 def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:
@@ -127,7 +120,7 @@ def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:
     if task is not None and task.state == "out":
         return f"out of round {job.rounds}: {task.reason}"
     if task is not None and job.round is not None:
-        return f"waiting for {_list(job.round.sites('training'))}"
+        return f"waiting for {some(job.round.sites('training'))}"
     return "waiting for the next round" if member.trains else "waiting for the next version"
 
 

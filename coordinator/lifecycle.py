@@ -27,6 +27,7 @@ from protocol.errors import LimitError
 from protocol.jobspec import JobSpec
 from protocol.layout import Layout
 from protocol.messages import Initialise, VerdictKind
+from protocol.words import some
 
 # Copies of the model that the fold process holds per job: the model and what its optimizer keeps.
 COPIES = {"average": 1, "momentum": 2, "nesterov": 2, "adagrad": 2, "adam": 3, "yogi": 3}
@@ -79,8 +80,8 @@ def _initialise(run: Run, batch: Batch) -> None:
             run.hold = f"{job.init_site} is building version 0"
             return
         _init_failed(run, batch, job.init_site, f"no version 0 from it in {limit:g} s")
-    enough = len(job.active("site")) >= job.spec.sites.wanted
-    if not enough and not job.active("evaluator"):
+    enough = len(job.roster.sites) >= job.spec.sites.wanted
+    if not enough and not job.roster.evaluators:
         return
     left = [member for member in _by_preference(job) if member.site not in job.init_failures]
     if left:
@@ -93,8 +94,8 @@ def _initialise(run: Run, batch: Batch) -> None:
 
 
 def _by_preference(job: Job) -> Iterator[Member]:
-    yield from job.active("evaluator")
-    yield from job.active("site")
+    yield from job.roster.evaluators
+    yield from job.roster.sites
 
 
 def _init_failed(run: Run, batch: Batch, site: str, reason: str) -> None:
@@ -169,7 +170,7 @@ def _answer(run: Run, batch: Batch, site: str, verdict: VerdictKind, reason: str
 
 
 def _missing_sites(job: Job) -> str:
-    here, wanted = len(job.active("site")), job.spec.sites.wanted
+    here, wanted = len(job.roster.sites), job.spec.sites.wanted
     return f"{here} of {wanted} sites are ready" if here < wanted else ""
 
 
@@ -206,7 +207,7 @@ def _open(run: Run, batch: Batch, around: Around) -> None:
     if run.hold:
         return
     if job.state == "initialising":
-        run.move(batch, "start", f"{len(job.active('site'))} sites were ready")
+        run.move(batch, "start", f"{len(job.roster.sites)} sites were ready")
     if job.spec.evaluation_only:
         run.move(batch, "drain", "version 0 was evaluated")
         return
@@ -242,7 +243,7 @@ def _stream(run: Run, batch: Batch, around: Around) -> None:
         return
     conductor.go_on(run, batch, opening=job.state == "running" and not run.hold)
     if not job.at_work and job.state == "running":
-        able = len([member for member in job.active("site") if member.trains])
+        able = len(job.roster.training)
         run.hold = run.hold or (f"{able} sites with training data are here" if not able else "")
         limit = job.spec.pacing.start_timeout_seconds
         if batch.now >= job.idle_since + limit:
@@ -252,24 +253,31 @@ def _stream(run: Run, batch: Batch, around: Around) -> None:
 def _no_memory(run: Run, around: Around) -> str:
     need = resident_bytes(run.job.spec, run.job.dense_bytes)
     limit = run.config.jobs_resident_bytes_max
-    if around.resident_bytes and around.resident_bytes + need > limit:
+    others = [other.job for other in around.runs.values() if other is not run]
+    held = sum(
+        resident_bytes(job.spec, job.dense_bytes)
+        for job in others
+        if job.started and job.state in ("running", "draining")
+    )
+    if held and held + need > limit:
         return (
-            f"queued for memory: it needs {need} bytes, running jobs hold "
-            f"{around.resident_bytes}, jobs_resident_bytes_max is {limit}"
+            f"queued for memory: it needs {need} bytes, running jobs hold {held}, "
+            f"jobs_resident_bytes_max is {limit}"
         )
     return ""
 
 
 def spool_bytes(job: Job) -> int:
     """Bytes of updates that this job holds, or will when its open round is in."""
-    held = job.kept_bytes + sum(spool.bytes for spool in job.spools.values())
-    return held + len(job.round.sites("training") if job.round else ()) * job.dense_bytes
+    coming = len(job.round.training) if job.round is not None else 0
+    return job.kept_bytes + job.spooled_bytes + coming * job.dense_bytes
 
 
 def _no_spool(run: Run, batch: Batch, around: Around, updates: int) -> str:
     job, limit = run.job, run.config.spool_bytes_max
     run.wants_room = False
-    held, need = around.spool_bytes + spool_bytes(job), updates * job.dense_bytes
+    held = sum(spool_bytes(other.job) for other in around.runs.values())
+    need = updates * job.dense_bytes
     if held + need <= limit:
         return ""
     text = (
@@ -284,7 +292,8 @@ def _no_spool(run: Run, batch: Batch, around: Around, updates: int) -> str:
 
 def _stop_rules(run: Run, batch: Batch) -> None:
     job, stop = run.job, run.job.spec.stop
-    reason = evaluation.reached(job)
+    reason = evaluation.reached(job) if run.unjudged else ""
+    run.unjudged = False
     if not reason and stop.versions is not None and job.number >= stop.versions:
         reason = f"version {job.number} was reached"
     if not reason and stop.seconds is not None and job.ran_seconds(batch.now) >= stop.seconds:
@@ -309,7 +318,7 @@ def _drain(run: Run, batch: Batch) -> None:
     if job.version is not None and batch.now < _final_deadline(run):
         waits = evaluation.ask_last(run, batch)
         if waits:
-            run.hold = f"the evaluation of version {job.number} by {', '.join(waits)}"
+            run.hold = f"the evaluation of version {job.number} by {some(waits)}"
         elif job.checkpoint < job.number and not run.checkpoint_problem:
             run.hold = f"the checkpoint of version {job.number}"
     if not run.hold:
@@ -344,7 +353,9 @@ def end(run: Run, batch: Batch) -> None:
 def _keep_versions(run: Run, batch: Batch) -> None:
     job = run.job
     oldest = job.number - job.spec.keep.versions + 1
-    oldest = min([oldest, *(asked.version for asked in run.evaluating.values())])
+    for asked in run.evaluating.values():  # the first was asked first, for the oldest version
+        oldest = min(oldest, asked.version)
+        break
     if oldest > run.oldest_kept:
         run.oldest_kept = oldest
         besides = tuple(sorted(v for v in _bases(job) if v < oldest))
@@ -416,7 +427,7 @@ def deadlines(run: Run) -> Iterator[float]:
     if job.round is not None and not job.streams:
         yield job.round.deadline
     if job.round is not None and job.streams:
-        yield from (job.round.tasks[site].deadline for site in job.round.sites("training"))
+        yield from (job.round.tasks[site].deadline for site in job.round.training)
         enough = len(job.queue) >= max(spec.pacing.quorum, 1)
         if enough and spec.pacing.rule == "buffered" and job.committing is None:
             yield buffer_deadline(job)
@@ -430,7 +441,9 @@ def deadlines(run: Run) -> Iterator[float]:
         yield job.running_since + spec.stop.seconds - job.running_seconds
     if job.state == "draining" and at_rest:
         yield _final_deadline(run)
-    yield from (asked.deadline for asked in run.evaluating.values())
+    for asked in run.evaluating.values():
+        yield asked.deadline  # the first was asked first, and all have the same time
+        break
     due = _checkpoint_at(run)
     if due is not None:
         yield due

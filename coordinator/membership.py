@@ -78,6 +78,7 @@ def ready(run: Run, batch: Batch, site: str, role: SiteRole, event: Ready) -> No
         run.present[site] = "ready"
     if member is None or not member.active:
         enter(run, batch, site, role, event)
+    evaluation.changed(run, site)
     _send_open(run, batch, site)
 
 
@@ -94,8 +95,9 @@ def enter(run: Run, batch: Batch, site: str, role: SiteRole, event: Ready) -> No
     """Begin the site's next epoch at the minimum clock of the active sites (design 4.1)."""
     job = run.job
     before = job.members.get(site)
-    active = [member.clock for member in job.active("site")]
-    known = [member.clock for member in job.members.values()]
+    clock = job.roster.lowest_clock()
+    if clock is None:
+        clock = max((member.clock for member in job.members.values()), default=0)
     under_way = job.round is not None or job.committing is not None
     batch.emit(
         job,
@@ -104,7 +106,7 @@ def enter(run: Run, batch: Batch, site: str, role: SiteRole, event: Ready) -> No
             site=site,
             role=role,
             epoch=before.epoch + 1 if before else 1,
-            clock=min(active) if active else max(known, default=0),
+            clock=clock,
             train_examples=event.train_examples,
             eval_examples=event.eval_examples,
             layout_digest=event.layout_digest,

@@ -6,6 +6,7 @@ question that was open is asked again; answers are idempotent, so asking twice d
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -59,11 +60,10 @@ class Batch:
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job must know about the coordinator and the other jobs on it."""
+    """What a job must know about the coordinator: its disk, and all jobs on it by id."""
 
-    disk_full: str = ""
-    resident_bytes: int = 0
-    spool_bytes: int = 0
+    disk_full: str
+    runs: Mapping[str, Run]
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,6 +71,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int
     deadline: float
+
+
+@dataclass(slots=True)
+class LastWord:
+    """The evaluation of the last version: whose report is waited for, in the order of asking, and
+    who must be looked at again, because something about the site changed.
+    """
+
+    version: int
+    waits: dict[str, None] = field(default_factory=dict)
+    changed: set[str] = field(default_factory=set)
 
 
 @dataclass(slots=True)
@@ -83,8 +94,10 @@ class Run:
     declined: set[str] = field(default_factory=set)
     layouts: dict[str, Layout] = field(default_factory=dict)  # by digest, until version 0 is there
     progress: dict[str, Progress] = field(default_factory=dict)
-    evaluating: dict[str, Asked] = field(default_factory=dict)
+    evaluating: dict[str, Asked] = field(default_factory=dict)  # in the order of asking
     unevaluated: dict[str, int] = field(default_factory=dict)  # site -> version it failed on
+    last_word: LastWord | None = None
+    unjudged: bool = True  # reports or members changed since the target was last looked at
     init_asked: bool = False
     commit_asked: bool = False
     checkpoint_asked: bool = False

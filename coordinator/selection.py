@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 from protocol.names import derive_seed
+
+
+def over_selected(count: int, more: float) -> int:
+    """How many to draw when `count` are wanted and some, the fraction `more`, may be too slow."""
+    return math.ceil(round(count * (1.0 + more), 6))  # 550, not 551, for 500 and a tenth more
 
 
 def select(seed: int, round_: int, sites: Iterable[str], count: int) -> tuple[str, ...]:

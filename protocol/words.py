@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from itertools import islice
+from typing import Final
+
+NAMED_MAX: Final = 12  # things that a sentence names before it counts the others
+
 
 def size(count: float) -> str:
     """Bytes in decimal units: 1.2 MB."""
@@ -10,6 +16,13 @@ def size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
         count /= 1000
     return f"{count:.1f} TB"
+
+
+def some(parts: Collection[str], between: str = ", ") -> str:
+    """The first of them, and how many more there are: a, b, c and 5 more."""
+    more = len(parts) - NAMED_MAX
+    named = list(islice(parts, NAMED_MAX))
+    return between.join([*named, f"and {more} more"] if more > 0 else named)
 
 
 def span(seconds: float) -> str:

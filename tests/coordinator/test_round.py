@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from coordinator.journal import CohortMember
+from coordinator.job import evolve
+from coordinator.journal import CohortMember, SiteEntered
 from coordinator.round import closing, judge, missing, opening, quorum
 from protocol.jobspec import Pacing, Sites
 from tests.coordinator.coretools import World, make_spec
@@ -182,6 +183,16 @@ def test_opening_draws_from_sites_with_data_and_names_who_is_left_out() -> None:
 def test_opening_says_what_is_lacking() -> None:
     here = world("a", "b", pacing=Pacing(quorum=2))
     here.job.round = None
-    here.job.members["b"].train_examples = 0
+    again = SiteEntered(
+        job="j",
+        site="b",
+        role="site",
+        epoch=2,
+        clock=0,
+        train_examples=0,
+        eval_examples=1,
+        layout_digest="",
+    )
+    evolve(here.job, again, 0.0)
     found = opening(here.job, 0.0)
     assert found == "1 of 2 sites that a version needs are here (no training data at b)"

@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from coordinator.selection import select
+from coordinator.selection import over_selected, select
 
 SITES = [f"site-{index}" for index in range(10)]
 
@@ -29,6 +29,12 @@ def test_one_more_site_displaces_at_most_one_other(seed: int, round_: int, count
     assert len(after) == count
     assert len(before - after) <= 1
     assert not before - after or "new" in after
+
+
+def test_more_are_drawn_than_wanted_in_whole_sites() -> None:
+    assert [over_selected(count, 0.1) for count in (0, 1, 10, 500)] == [0, 2, 11, 550]
+    assert over_selected(500, 0.0) == 500
+    assert set(select(7, 1, SITES, 3)) < set(select(7, 1, SITES, over_selected(3, 0.5)))
 
 
 def test_every_site_is_drawn_equally_often() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from protocol.words import size, span
+from protocol.words import NAMED_MAX, size, some, span
 
 
 @pytest.mark.parametrize(
@@ -13,6 +13,14 @@ from protocol.words import size, span
 )
 def test_sizes_are_in_decimal_units(count: float, text: str) -> None:
     assert size(count) == text
+
+
+def test_a_sentence_names_the_first_and_counts_the_others() -> None:
+    names = [f"site-{index:02d}" for index in range(NAMED_MAX + 5)]
+    assert some([]) == ""
+    assert some(dict.fromkeys(names[:3]), "; ") == "site-00; site-01; site-02"
+    assert some(names[:NAMED_MAX]).endswith(", site-11")
+    assert some(names).endswith(", site-11, and 5 more")
 
 
 @pytest.mark.parametrize(
