@@ -1,7 +1,5 @@
 """Fault plans: a seed gives a job, sites, and everything that goes wrong; the same seed, the same.
 
-    python -m simulation.chaos SEED      run one plan and tell what it was and what came of it
-
 A plan is values, so that it can be printed and read. What happens: delayed, repeated and reordered
 messages; crashes of the coordinator at any of its actions; sites that die and return, that stand
 still (a partition, as the coordinator sees it), that are slow, fail or send NaN; commits that fail;
@@ -11,7 +9,6 @@ settled, site and journal agree about every update, and the model is what its up
 
 from __future__ import annotations
 
-import sys
 from random import Random
 from typing import Any, Final, Literal
 
@@ -297,19 +294,3 @@ def _weights(closed: RoundClosed) -> list[float]:
 
     total = sum(part.examples for part in closed.cohort)
     return [weight(part) for part in closed.cohort]
-
-
-def main() -> int:
-    """Run the plan of a seed and tell everything about it."""
-    if len(sys.argv) != 2 or not sys.argv[1].isdigit():
-        print("usage: python -m simulation.chaos SEED", file=sys.stderr)
-        return 2
-    plan = draw(int(sys.argv[1]))
-    print(msgspec.json.format(msgspec.json.encode(plan)).decode())
-    outcome = run(plan)
-    print(msgspec.json.encode(outcome).decode())
-    return 1 if outcome.violation else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -21,7 +21,7 @@ def test_a_thousand_plans_break_no_promise(block: int) -> None:
         if (found := run(draw(seed))).violation
     ]
     assert not broken, "\n".join(
-        f"./run python -m simulation.chaos {found.seed}: {found.violation}" for found in broken
+        f"./run python -m benchmarks.chaos {found.seed}: {found.violation}" for found in broken
     )
 
 
@@ -68,10 +68,10 @@ def test_an_update_that_is_too_old_is_noticed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_the_command_tells_the_plan_and_what_came_of_it() -> None:
     told = subprocess.run(
-        [sys.executable, "-m", "simulation.chaos", "3"], capture_output=True, text=True, check=True
+        [sys.executable, "-m", "benchmarks.chaos", "3"], capture_output=True, text=True, check=True
     )
     assert '"troubles"' in told.stdout
     assert '"violation":""' in told.stdout.splitlines()[-1]
-    command = [sys.executable, "-m", "simulation.chaos", "x"]
+    command = [sys.executable, "-m", "benchmarks.chaos", "x"]
     wrong = subprocess.run(command, capture_output=True, check=False)
     assert wrong.returncode == 2
