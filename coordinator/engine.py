@@ -88,7 +88,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
     long_poll_seconds: float = limits.LONG_POLL_SECONDS
     site_jobs_max: int = 1
     init_timeout_seconds: float = 3600.0
-    init_timeout_seconds: float = 3600.0
     evaluation_timeout_seconds: float = 600.0
     upload_bytes_max: int = limits.UPLOAD_BYTES_MAX
     spool_bytes_max: int = limits.SPOOL_BYTES_MAX
@@ -105,7 +104,6 @@ class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
             lease_seconds=self.lease_seconds,
             grace_seconds=self.grace_seconds,
             site_jobs_max=self.site_jobs_max,
-            init_timeout_seconds=self.init_timeout_seconds,
             init_timeout_seconds=self.init_timeout_seconds,
             evaluation_timeout_seconds=self.evaluation_timeout_seconds,
             upload_bytes_max=self.upload_bytes_max,

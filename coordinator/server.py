@@ -291,8 +291,6 @@ def _engine_settings(settings: CoordinatorSettings, addresses: Addresses) -> Eng
         init_timeout_seconds=settings.init_timeout_seconds,
         evaluation_timeout_seconds=settings.evaluation_timeout_seconds,
         grace_seconds=settings.grace_seconds,
-        init_timeout_seconds=settings.init_timeout_seconds,
-        evaluation_timeout_seconds=settings.evaluation_timeout_seconds,
         long_poll_seconds=settings.long_poll_seconds,
         upload_bytes_max=settings.upload_bytes_max,
         spool_bytes_max=settings.spool_bytes_max,

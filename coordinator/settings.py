@@ -82,12 +82,6 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
     evaluation_timeout_seconds: Annotated[
         Seconds, _about("How long a report of an evaluation is waited for.")
     ] = 600.0
-    init_timeout_seconds: Annotated[
-        Seconds, _about("Longest time that a site may take to build version 0.")
-    ] = 3600.0
-    evaluation_timeout_seconds: Annotated[
-        Seconds, _about("Longest time that an evaluation is waited for.")
-    ] = 600.0
     long_poll_seconds: Annotated[
         float,
         Meta(gt=0.0, le=limits.LONG_POLL_SECONDS, description="How long an agent's poll waits."),
