@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from coordinator.job import Job, Member, Report
-from coordinator.journal import EvaluationReported
+from coordinator.journal import EvaluationReported, SiteFailed
 from coordinator.run import Asked, Batch, LastWord, Run
 from protocol.messages import Evaluate, Evaluated
 from protocol.metrics import Combined, check_metrics, combine
+from protocol.words import span
 
 
 def before_training(job: Job, member: Member, version: int) -> bool:
@@ -34,12 +35,16 @@ def _by_request(job: Job, member: Member) -> bool:
     return member.role == "evaluator" or (not member.trains and job.spec.evaluation.sites)
 
 
-def expire(run: Run, now: float) -> None:
+def expire(run: Run, batch: Batch) -> None:
     """Stop waiting for reports that are overdue: those versions go without them."""
+    limit = span(run.config.evaluation_timeout_seconds)
     while run.evaluating:
         site, asked = next(iter(run.evaluating.items()))
-        if now < asked.deadline:
+        if batch.now < asked.deadline:
             return  # who was asked later has longer
+        reason = f"no evaluation of version {asked.version} in {limit}"
+        failed = SiteFailed(job=run.job.id, site=site, epoch=0, clock=0, attempt=0, reason=reason)
+        batch.emit(run.job, failed)
         gave_up(run, site)
 
 

@@ -97,6 +97,7 @@ class Round:
     tasks: dict[str, Task]
     left_out: tuple[str, ...]
     training: set[str] = field(default_factory=set)  # sites whose task is in that state
+    opened_at: float = 0.0
 
     def sites(self, state: TaskState) -> list[str]:
         """Sites whose task is in this state, in canonical order."""
@@ -144,7 +145,8 @@ class Job:
     idle_since: float = 0.0  # since when neither a round nor a state change happened
     started: bool = False  # a round was opened: the wanted sites had been there
     members: dict[str, Member] = field(default_factory=dict)
-    roster: Roster[Member] = field(default_factory=Roster)  # the active ones of them
+    # The active ones of them; it follows from `members`, so comparing it would say nothing new.
+    roster: Roster[Member] = field(default_factory=Roster, compare=False, repr=False)
     refused: dict[str, str] = field(default_factory=dict)
     init_site: str = ""
     init_asked_at: float = 0.0
@@ -338,6 +340,7 @@ def _opened(job: Job, event: j.RoundOpened, now: float) -> None:
         tasks={task.site: _task(task, job.version, now, event.deadline) for task in event.tasks},
         left_out=event.left_out,
         training={task.site for task in event.tasks},
+        opened_at=now,
     )
 
 

@@ -41,7 +41,7 @@ def resident_bytes(spec: JobSpec, dense_bytes: int) -> int:
 def advance(run: Run, batch: Batch, around: Around) -> None:
     """Take every step that is due."""
     job = run.job
-    evaluation.expire(run, batch.now)
+    evaluation.expire(run, batch)
     conductor.call_back(run, batch)
     conductor.close_if_due(run, batch)
     conductor.ask_commit(run, batch)

@@ -38,6 +38,8 @@ def _line(event: j.Event) -> tuple[int, str]:
             return logging.INFO, f"{site} takes part no more{_because(reason)}"
         case j.SiteRefused(site=site, reason=reason):
             return logging.WARNING, f"{site} does not take part{_because(reason)}"
+        case j.SiteFailed(site=site, epoch=0, reason=reason):  # not in a period
+            return logging.WARNING, f"{site} failed{_because(reason)}"
         case j.SiteFailed(site=site, clock=clock, reason=reason):
             return logging.WARNING, f"{site} failed at clock {clock}{_because(reason)}"
         case j.VersionMade(version=version, by=by):

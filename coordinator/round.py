@@ -27,6 +27,7 @@ from coordinator.journal import CohortMember, RoundOpened, RoundTask, UpdateSett
 from coordinator.selection import over_selected, select
 from coordinator.stimuli import UpdateFacts
 from protocol.messages import VerdictKind
+from protocol.words import span
 
 MEASURED_MIN: Final = 8  # fewer periods than this say nothing about how long one takes
 
@@ -188,7 +189,7 @@ def closing(job: Job, now: float) -> Closing | None:
     late = f"round {open_.number} was void before it came"
     if full or at_deadline:
         how = f"with the first {len(job.queue)}" if full else "at its deadline"
-        late = f"late: round {open_.number} closed {how}"
+        late = f"late: round {open_.number} closed {how}, after {span(now - open_.opened_at)}"
     if len(job.queue) < need:
         return Closing(cohort=(), reason=_why_void(job, need), late=late)
     cohort = canonical(job.queue)

@@ -65,7 +65,7 @@ def test_stragglers_are_aborted_at_the_deadline_and_their_late_update_is_refused
     found = here.upload("b", facts=late)
     assert (found.verdict, found.reason) == (
         "refused_drop",
-        "late: round 1 closed at its deadline",
+        "late: round 1 closed at its deadline, after 1 min",
     )
     assert here.one(a.Discard).spools == ("b-1-0-1.body",)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from coordinator.evaluation import newest, reached
+from coordinator.journal import SiteFailed
 from protocol import messages as m
 from protocol.errors import MalformedError
 from protocol.jobspec import Evaluation, Pacing, Sites, Stop
@@ -150,6 +151,8 @@ def test_an_overdue_report_is_not_waited_for() -> None:
     here = with_evaluator()
     here.core.stalled(1e6)
     here.tick(600.0)
+    (told,) = [e.event for e in here.journal if isinstance(e.event, SiteFailed)]
+    assert (told.site, told.reason) == ("eva", "no evaluation of version 0 in 10 min")
     assert here.to(m.Evaluate) == []
     here.round()
     assert here.one(m.Evaluate).instruction.base.version == 1
