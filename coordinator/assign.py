@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from coordinator.run import Run
-from coordinator.sessions import Session
+from coordinator.sessions import Session, Sessions
 
 
 def fault(run: Run, session: Session) -> str:
@@ -29,6 +29,34 @@ def works_for(runs: Sequence[Run], site: str) -> list[Run]:
         if joined and not run.job.terminal:
             found.append(run)
     return found
+
+
+class Assignment:
+    """Looks only at sites that may get another answer than the last time: they have connected, are
+    free of a job, or were given one; and at all when a job came or went, or took to another state.
+    """
+
+    def __init__(self, site_jobs_max: int) -> None:
+        self._site_jobs_max = site_jobs_max
+        self._changed: set[str] = set()
+        self._states: tuple[tuple[str, str], ...] = ()
+
+    def look_at(self, sites: Iterable[str]) -> None:
+        """Something about these sites has changed."""
+        self._changed.update(sites)
+
+    def pairs(self, runs: Sequence[Run], sessions: Sessions) -> list[tuple[Run, Session]]:
+        """What `assign` says of all sessions; `runs` are all jobs that have not ended."""
+        states = tuple((run.job.id, run.job.state) for run in runs)
+        if states != self._states:
+            self._states = states
+            found = list(sessions)
+        else:
+            known = (sessions.get(site) for site in self._changed)
+            found = [session for session in known if session is not None]
+        pairs = assign(runs, found, self._site_jobs_max) if found else []
+        self._changed = {session.site for _, session in pairs}
+        return pairs
 
 
 def assign(

@@ -14,7 +14,7 @@ again for whatever was outstanding when the process before this one ended.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from coordinator import assign, conductor, evaluation, explain, lifecycle, membership
 from coordinator import stimuli as s
@@ -40,7 +40,9 @@ class Core:
     def __init__(self, config: CoreConfig) -> None:
         self.config = config
         self._sessions = Sessions(config.lease_seconds, config.grace_seconds)
+        self._assignment = assign.Assignment(config.site_jobs_max)
         self._runs: dict[str, Run] = {}
+        self._live: dict[str, Run] = {}  # those that have anything left to do
         self._disk_full = ""
 
     # ------------------------------------------------------------ from the journal
@@ -50,7 +52,7 @@ class Core:
         for entry in entries:
             event = entry.event
             if isinstance(event, JobSubmitted):
-                self._runs[event.job] = Run(submitted(event, entry.now), self.config)
+                self._add(submitted(event, entry.now))
             elif event.job in self._runs:  # events of a deleted job may outlive its submission
                 evolve(self._runs[event.job].job, event, entry.now)
 
@@ -59,6 +61,8 @@ class Core:
         for run in self._runs.values():
             job = run.job
             run.released = job.terminal and job.checkpoint >= job.number and not job.committing
+            if run.released:
+                del self._live[job.id]
             self._sessions.expect([(m.site, m.role) for m in job.active()], now)
         return self._settle(Batch(now))
 
@@ -111,31 +115,31 @@ class Core:
 
     def _settle(self, batch: Batch) -> list[AnyAction]:
         """Do whatever has become due by now, for all sites and jobs."""
-        for session in self._sessions.expired(batch.now):
+        for session in self._sessions.expire(batch.now):
             silence = batch.now - session.heard_at
             reason = f"not heard for {silence:.1f} s, its lease has ended"
-            self._sessions.drop(session.site)
             self._leave_jobs(batch, session.site, reason)
             if session.instance:
                 batch.do(CloseSession(site=session.site, reason=reason, retry=True))
         around = Around(disk_full=self._disk_full, runs=self._runs)
-        for run in self._live():
+        for run in list(self._live.values()):
             lifecycle.advance(run, batch, around)
-        runs = [run for run in self._runs.values() if not run.job.terminal]
-        pairs = assign.assign(runs, list(self._sessions), self.config.site_jobs_max)
-        for run, session in pairs:
+            if run.job.terminal and run.released:
+                del self._live[run.job.id]
+        self._assignment.look_at(batch.freed)
+        for run, session in self._assignment.pairs(self._going(), self._sessions):
             membership.prepare(run, batch, session.site, session.role)
         return batch.close()
 
     def wake_at(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
-        times = [due for run in self._live() for due in lifecycle.deadlines(run)]
+        times = [due for run in self._live.values() for due in lifecycle.deadlines(run)]
         lease = self._sessions.wake_at()
         return min(times if lease is None else [*times, lease], default=None)
 
-    def _live(self) -> Iterator[Run]:
-        """Jobs that have anything left to do."""
-        return (run for run in self._runs.values() if not (run.job.terminal and run.released))
+    def _going(self) -> list[Run]:
+        """Jobs that have not ended, in the order of their submission."""
+        return [run for run in self._live.values() if not run.job.terminal]
 
     # ------------------------------------------------------------ sites
 
@@ -162,7 +166,7 @@ class Core:
 
     def job_of(self, site: str) -> str:
         """The job that the site works for now, or an empty string."""
-        held = assign.works_for(list(self._runs.values()), site)
+        held = assign.works_for(self._going(), site)
         return held[0].job.id if held else ""
 
     def _connected(self, stimulus: s.SiteConnected, batch: Batch) -> None:
@@ -178,14 +182,15 @@ class Core:
                 membership.remind(run, batch, site)
                 batch.do(Send(site=site, instruction=end))
         if another:
-            for run in self._runs.values():
+            for run in self._live.values():
                 run.declined.discard(site)
-        for run in assign.works_for(list(self._runs.values()), site):
+        self._assignment.look_at([site])
+        for run in assign.works_for(self._going(), site):
             membership.prepare(run, batch, site, role)
 
     def _left(self, stimulus: s.SiteLeft, batch: Batch) -> None:
         site, reason = stimulus.site, stimulus.reason or "it said goodbye"
-        for run in self._runs.values():
+        for run in self._live.values():
             membership.dismiss(run, batch, site, reason, final=False)
         self._leave_jobs(batch, site, reason)
         if self._sessions.get(site) is not None:
@@ -195,9 +200,8 @@ class Core:
             self._sessions.drop(site)
 
     def _leave_jobs(self, batch: Batch, site: str, reason: str) -> None:
-        for run in self._runs.values():
-            if not run.job.terminal:
-                membership.leave(run, batch, site, reason)
+        for run in self._going():
+            membership.leave(run, batch, site, reason)
 
     def _reported(self, stimulus: s.SiteReported, batch: Batch) -> None:
         site, event = stimulus.site, stimulus.event
@@ -233,9 +237,13 @@ class Core:
             raise MalformedError(f"the file for version 0: {stimulus.init.problem}")
         given = stimulus.init is not None
         event = JobSubmitted(job=stimulus.job, spec=stimulus.spec, by=stimulus.by, init=given)
-        run = Run(submitted(event, batch.now), self.config)
-        self._runs[stimulus.job] = run
+        run = self._add(submitted(event, batch.now))
         batch.emit(run.job, event)
+
+    def _add(self, job: Job) -> Run:
+        run = Run(job, self.config)
+        self._runs[job.id] = self._live[job.id] = run
+        return run
 
     def _commanded(self, stimulus: s.JobCommand, batch: Batch) -> None:
         run = self._run(stimulus.job)
@@ -264,6 +272,7 @@ class Core:
         if not run.job.terminal or run.job.committing is not None:
             raise ConflictError(f"job {job} is {run.job.state}.", "Stop it first.")
         del self._runs[job]
+        self._live.pop(job, None)
 
     def jobs(self) -> tuple[str, ...]:
         """Ids of all jobs, in the order of their submission."""

@@ -39,10 +39,11 @@ def dismiss(run: Run, batch: Batch, site: str, reason: str, *, final: bool) -> N
     if site in run.present:
         end = EndJob(job=run.job.id, reason=reason, final=final)
         batch.do(Send(site=site, instruction=end))
-        _forget(run, site)
+        _forget(run, batch, site)
 
 
-def _forget(run: Run, site: str) -> None:
+def _forget(run: Run, batch: Batch, site: str) -> None:
+    batch.freed.add(site)
     run.present.pop(site, None)
     run.progress.pop(site, None)
     evaluation.forget(run, site)
@@ -149,7 +150,7 @@ def leave(run: Run, batch: Batch, site: str, reason: str) -> None:
     if member is not None and member.active:
         conductor.leave_out(run, batch, site, reason)
         batch.emit(job, SiteEnded(job=job.id, site=site, epoch=member.epoch, reason=reason))
-    _forget(run, site)
+    _forget(run, batch, site)
 
 
 def refuse(run: Run, batch: Batch, site: str, reason: str) -> None:

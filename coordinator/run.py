@@ -42,6 +42,7 @@ class Batch:
         self.now = now
         self.events: list[Event] = []
         self.actions: list[AnyAction] = []
+        self.freed: set[str] = set()  # sites that a job has let go
 
     def emit(self, job: Job, event: Event) -> None:
         """Journal an event of this job and apply it."""

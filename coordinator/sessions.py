@@ -2,16 +2,24 @@
 
 Nothing here is journalled: after a restart of the coordinator every member is *expected* with a
 fresh lease, and comes back within it or loses its epoch.
+
+A sign of life only writes down when the lease ends: that is all that is done for every chunk that
+arrives. The queue of leases learns of it when the old end would have come.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import count
+from typing import Final
 
 import msgspec
 
 from protocol.messages import SiteRole
+
+QUEUE_SLACK: Final = 64  # queue entries beyond twice the sessions, before it is made anew
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +39,9 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(slots=True)
 class Session:
-    """A connected site, or one that is expected back (`instance` is empty then)."""
+    """A connected site, or one that is expected back (`instance` is empty then). Its lease ends at
+    `ends_at`; it stands at `queued_at` in the queue of leases, which is never later.
+    """
 
     site: str
     role: SiteRole
@@ -40,6 +50,7 @@ class Session:
     heard_at: float
     ends_at: float
     closed: bool = False
+    queued_at: float = 0.0
 
 
 class Sessions:
@@ -49,6 +60,8 @@ class Sessions:
         self._lease = lease_seconds
         self._grace = grace_seconds
         self._by_site: dict[str, Session] = {}
+        self._queue: list[tuple[float, int, Session]] = []  # a heap
+        self._ticket = count()  # sessions have no order of their own
 
     def __iter__(self) -> Iterator[Session]:
         return iter(self._by_site.values())
@@ -80,17 +93,30 @@ class Sessions:
     ) -> bool:
         """Open a session; True when it is another process than the one before."""
         before = self._by_site.get(site)
-        self._by_site[site] = Session(
-            site, role, instance, tasks, heard_at=now, ends_at=now + self._lease
-        )
+        self._open(Session(site, role, instance, tasks, heard_at=now, ends_at=now + self._lease))
         return before is None or before.instance != instance
 
     def expect(self, sites: Iterable[tuple[str, SiteRole]], now: float) -> None:
         """Give sites that are known from the journal a fresh lease to come back in."""
         for site, role in sites:
-            self._by_site[site] = Session(
-                site, role, "", (), heard_at=now, ends_at=now + self._lease, closed=True
-            )
+            ends_at = now + self._lease
+            self._open(Session(site, role, "", (), heard_at=now, ends_at=ends_at, closed=True))
+
+    def _open(self, session: Session) -> None:
+        self._by_site[session.site] = session
+        self._enqueue(session)
+
+    def _enqueue(self, session: Session) -> None:
+        """Queue a session by the end of its lease; where it stood before counts no more."""
+        session.queued_at = session.ends_at
+        heapq.heappush(self._queue, (session.ends_at, next(self._ticket), session))
+        if len(self._queue) > 2 * len(self._by_site) + QUEUE_SLACK:
+            self._queue = [entry for entry in self._queue if self._stands(entry)]
+            heapq.heapify(self._queue)
+
+    def _stands(self, entry: tuple[float, int, Session]) -> bool:
+        at, _, session = entry
+        return at == session.queued_at and self._by_site.get(session.site) is session
 
     def heard(self, site: str, now: float) -> None:
         """Any byte is life: it also revives a session whose connection had closed."""
@@ -105,7 +131,9 @@ class Sessions:
         session = self._by_site.get(site)
         if session is not None and not session.closed:
             session.closed = True
-            session.ends_at = min(session.ends_at, now + self._grace)
+            if now + self._grace < session.ends_at:
+                session.ends_at = now + self._grace
+                self._enqueue(session)
 
     def drop(self, site: str) -> None:
         """Forget a session."""
@@ -121,11 +149,29 @@ class Sessions:
         for session in self._by_site.values():
             session.ends_at = max(session.ends_at, now + self._grace)
 
-    def expired(self, now: float) -> list[Session]:
-        """Sessions whose lease has ended, by name."""
-        ended = [session for session in self._by_site.values() if now >= session.ends_at]
+    def expire(self, now: float) -> list[Session]:
+        """Forget the sessions whose lease has ended; they, by name."""
+        ended = []
+        while (first := self._first()) is not None and now >= first.ends_at:
+            self.drop(first.site)
+            ended.append(first)
         return sorted(ended, key=lambda session: session.site)
 
     def wake_at(self) -> float | None:
         """When the next lease ends, if nobody is heard until then."""
-        return min((session.ends_at for session in self._by_site.values()), default=None)
+        first = self._first()
+        return None if first is None else first.ends_at
+
+    def _first(self) -> Session | None:
+        """The session whose lease ends first; entries that nothing stands for any more go."""
+        while self._queue:
+            entry = self._queue[0]
+            session = entry[2]
+            if not self._stands(entry):
+                heapq.heappop(self._queue)
+            elif session.ends_at > entry[0]:  # it was heard since
+                session.queued_at = session.ends_at
+                heapq.heapreplace(self._queue, (session.ends_at, next(self._ticket), session))
+            else:
+                return session
+        return None
