@@ -36,8 +36,8 @@ def test_a_restarted_agent_is_let_in_within_the_lease() -> None:
 def test_a_closed_connection_leaves_only_the_grace() -> None:
     known = sessions()
     known.close("a", 1.0)
-    assert known.expired(3.9) == []
-    assert [session.site for session in known.expired(4.0)] == ["a"]
+    assert known.expire(3.9) == []
+    assert [session.site for session in known.expire(4.0)] == ["a"]
 
 
 def test_grace_never_lengthens_a_lease() -> None:
@@ -57,17 +57,17 @@ def test_a_site_expected_after_a_restart_is_not_revived_by_its_old_session() -> 
     known = Sessions(5.0, 3.0)
     known.expect([("a", "site")], 10.0)
     known.heard("a", 14.0)
-    assert [session.site for session in known.expired(15.0)] == ["a"]
+    assert [session.site for session in known.expire(15.0)] == ["a"]
     assert isinstance(known.admit("a", "any", 11.0), Admitted)
 
 
 def test_the_coordinators_own_silence_does_not_count() -> None:
     known = sessions()
     known.extend(15.0)
-    assert known.expired(19.9) == []
+    assert known.expire(19.9) == []
     known.spare(20.0)
-    assert known.expired(22.9) == []
-    assert len(known.expired(23.0)) == 1
+    assert known.expire(22.9) == []
+    assert len(known.expire(23.0)) == 1
 
 
 def test_connect_tells_another_process_from_the_same_one() -> None:
