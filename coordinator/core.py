@@ -44,6 +44,7 @@ class Core:
         self._runs: dict[str, Run] = {}
         self._live: dict[str, Run] = {}  # those that have anything left to do
         self._disk_full = ""
+        self._jobs_due: float | None = None  # the first deadline of a job, as of the last batch
 
     # ------------------------------------------------------------ from the journal
 
@@ -129,13 +130,14 @@ class Core:
         self._assignment.look_at(batch.freed)
         for run, session in self._assignment.pairs(self._going(), self._sessions):
             membership.prepare(run, batch, session.site, session.role)
+        due = [at for run in self._live.values() for at in lifecycle.deadlines(run)]
+        self._jobs_due = min(due, default=None)
         return batch.close()
 
     def wake_at(self) -> float | None:
         """When to send a `Tick` if nothing happens before; None: never."""
-        times = [due for run in self._live.values() for due in lifecycle.deadlines(run)]
-        lease = self._sessions.wake_at()
-        return min(times if lease is None else [*times, lease], default=None)
+        lease, job = self._sessions.wake_at(), self._jobs_due
+        return lease if job is None or (lease is not None and lease < job) else job
 
     def _going(self) -> list[Run]:
         """Jobs that have not ended, in the order of their submission."""

@@ -37,11 +37,11 @@ def _by_request(job: Job, member: Member) -> bool:
 
 def expire(run: Run, batch: Batch) -> None:
     """Stop waiting for reports that are overdue: those versions go without them."""
-    limit = span(run.config.evaluation_timeout_seconds)
     while run.evaluating:
         site, asked = next(iter(run.evaluating.items()))
         if batch.now < asked.deadline:
             return  # who was asked later has longer
+        limit = span(run.config.evaluation_timeout_seconds)
         reason = f"no evaluation of version {asked.version} in {limit}"
         failed = SiteFailed(job=run.job.id, site=site, epoch=0, clock=0, attempt=0, reason=reason)
         batch.emit(run.job, failed)

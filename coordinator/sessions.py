@@ -20,6 +20,7 @@ import msgspec
 from protocol.messages import SiteRole
 
 QUEUE_SLACK: Final = 64  # queue entries beyond twice the sessions, before it is made anew
+NOWHERE: Final = -1.0  # in the queue
 
 
 class Admitted(msgspec.Struct, frozen=True, kw_only=True):
@@ -103,6 +104,7 @@ class Sessions:
             self._open(Session(site, role, "", (), heard_at=now, ends_at=ends_at, closed=True))
 
     def _open(self, session: Session) -> None:
+        self.drop(session.site)
         self._by_site[session.site] = session
         self._enqueue(session)
 
@@ -111,12 +113,8 @@ class Sessions:
         session.queued_at = session.ends_at
         heapq.heappush(self._queue, (session.ends_at, next(self._ticket), session))
         if len(self._queue) > 2 * len(self._by_site) + QUEUE_SLACK:
-            self._queue = [entry for entry in self._queue if self._stands(entry)]
+            self._queue = [entry for entry in self._queue if entry[0] == entry[2].queued_at]
             heapq.heapify(self._queue)
-
-    def _stands(self, entry: tuple[float, int, Session]) -> bool:
-        at, _, session = entry
-        return at == session.queued_at and self._by_site.get(session.site) is session
 
     def heard(self, site: str, now: float) -> None:
         """Any byte is life: it also revives a session whose connection had closed."""
@@ -137,7 +135,9 @@ class Sessions:
 
     def drop(self, site: str) -> None:
         """Forget a session."""
-        self._by_site.pop(site, None)
+        session = self._by_site.pop(site, None)
+        if session is not None:
+            session.queued_at = NOWHERE
 
     def extend(self, seconds: float) -> None:
         """The coordinator itself was not listening for so long: that silence does not count."""
@@ -164,14 +164,14 @@ class Sessions:
 
     def _first(self) -> Session | None:
         """The session whose lease ends first; entries that nothing stands for any more go."""
-        while self._queue:
-            entry = self._queue[0]
-            session = entry[2]
-            if not self._stands(entry):
-                heapq.heappop(self._queue)
-            elif session.ends_at > entry[0]:  # it was heard since
+        queue = self._queue
+        while queue:
+            at, _, session = queue[0]
+            if at != session.queued_at:
+                heapq.heappop(queue)
+            elif at < session.ends_at:  # it was heard since
                 session.queued_at = session.ends_at
-                heapq.heapreplace(self._queue, (session.ends_at, next(self._ticket), session))
+                heapq.heapreplace(queue, (session.ends_at, next(self._ticket), session))
             else:
                 return session
         return None
