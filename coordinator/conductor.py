@@ -46,6 +46,8 @@ def go_on(run: Run, batch: Batch, *, opening: bool) -> None:
     closed = None if run.checkpoint_asked else streaming.commit(job, batch.now)
     if closed is not None:
         batch.emit(job, closed)
+    elif job.committing is None and (reason := streaming.too_few(job, batch.now)):
+        _return_buffer(run, batch, reason)
     ask_commit(run, batch)
     if not opening or job.round is None:
         return
@@ -74,6 +76,7 @@ def send_train(run: Run, batch: Batch, site: str) -> None:
         evaluate=evaluation.before_training(job, job.members[site], task.base.version),
         deadline_seconds=max(task.deadline - batch.now, 0.001),
         seconds=task.seconds,
+        applied=streaming.oldest_clock(job, site),
     )
     run.send(batch, site, train)
 
@@ -126,7 +129,7 @@ def _settlement(
         norm=facts.norm,
         train_seconds=facts.train_seconds,
         metrics=facts.metrics,
-        staleness=max(streaming.staleness(job, facts.base_version), 0) if job.streams else 0,
+        staleness=max(streaming.staleness(job, facts.base_version), 0),
         seconds=round(now - task.opened_at, 3),
         fault=judgement.fault,
     )
@@ -242,6 +245,14 @@ def void(run: Run, batch: Batch, reason: str, *, late: str) -> None:
     why = f"round {number} is void: {reason}"
     returned = [_returned(job, part, why) for part in canonical(job.queue)]
     _give_back(run, batch, number, reason, returned, without)
+
+
+def _return_buffer(run: Run, batch: Batch, reason: str) -> None:
+    """A buffer that has waited for long enough goes back to its sites; those at work go on."""
+    job = run.job
+    assert job.round is not None
+    returned = [_returned(job, part, reason) for part in canonical(job.queue)]
+    _give_back(run, batch, job.round.number, reason, returned, {}, additive=True)
 
 
 def commit_done(run: Run, batch: Batch, facts: CommitFacts) -> None:

@@ -171,6 +171,7 @@ class Job:
     model_norm: float = 0.0
     failures: tuple[tuple[int, str], ...] = ()  # void rounds since the last version, and why
     failed_in_row: int = 0
+    lost_in_row: int = 0  # periods that came to nothing since the last update that did not
     spools: dict[str, Spool] = field(default_factory=dict)
     spooled_bytes: int = 0  # of them together
     kept_bytes: int = 0
@@ -367,21 +368,15 @@ def _mark(job: Job) -> None:
     """Remember at which version the slowest site's applied clock first came to each value, as far
     back as a pinned read may still ask.
     """
-    pending = [*(job.committing.cohort if job.committing else ()), *job.queue]
-    low = min(
-        (
-            min([m.clock, *(p.clock for p in pending if (p.site, p.epoch) == (m.site, m.epoch))])
-            for m in job.active("site")
-            if m.trains
-        ),
-        default=None,
-    )
-    if low is None or job.version is None:
+    if not job.roster.training or job.version is None:
         return
+    pending = [*(job.committing.cohort if job.committing else ()), *job.queue]
+    low = min([member.clock for member in job.roster.training] + [part.clock for part in pending])
     if low not in job.marks:
         job.marks[low] = job.version
-    for old in [clock for clock in job.marks if clock < low - job.spec.pacing.staleness]:
-        del job.marks[old]
+    oldest = low - job.spec.pacing.staleness
+    for gone in [clock for clock in job.marks if not oldest <= clock <= low]:
+        del job.marks[gone]
 
 
 def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
@@ -416,6 +411,7 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
     if queued:
         member.delivered, member.voided = event, ()
         member.norm, member.failures = event.norm, 0
+        job.lost_in_row = 0
         _timed(job, member, event)
         job.deliveries += 1
         _unspool(job, event.spool)
@@ -435,6 +431,7 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
         job.queue = (*job.queue, part)
         return
     member.refused += 1
+    job.lost_in_row += 1
     member.failures += event.fault
     if event.verdict == "refused_return":
         before = member.delivered

@@ -234,6 +234,9 @@ def _stream(run: Run, batch: Batch, around: Around) -> None:
     if job.failed_in_row >= job.spec.pacing.failed_rounds_max:
         fail(run, batch, f"{job.failed_in_row} commits in a row failed; {_causes(job)}")
         return
+    if job.lost_in_row >= job.spec.pacing.failed_rounds_max * max(len(job.roster.training), 1):
+        fail(run, batch, f"{job.lost_in_row} periods in a row came to nothing; {_last_words(job)}")
+        return
     run.hold = ""
     if around.disk_full:
         run.hold = f"the coordinator's disk is full: {around.disk_full}"
@@ -248,6 +251,15 @@ def _stream(run: Run, batch: Batch, around: Around) -> None:
         limit = job.spec.pacing.start_timeout_seconds
         if batch.now >= job.idle_since + limit:
             fail(run, batch, f"waited {limit:g} s in vain: {run.hold or 'no site goes on'}")
+
+
+def _last_words(job: Job) -> str:
+    """What became of every site's last period; sites with the same reason share a sentence."""
+    sites: dict[str, list[str]] = {}
+    for site, member in sorted(job.members.items()):
+        if member.last is not None:
+            sites.setdefault(member.last.reason, []).append(site)
+    return "; ".join(f"{some(names)}: {reason}" for reason, names in sites.items())
 
 
 def _no_memory(run: Run, around: Around) -> str:
@@ -428,8 +440,8 @@ def deadlines(run: Run) -> Iterator[float]:
         yield job.round.deadline
     if job.round is not None and job.streams:
         yield from (job.round.tasks[site].deadline for site in job.round.training)
-        enough = len(job.queue) >= max(spec.pacing.quorum, 1)
-        if enough and spec.pacing.rule == "buffered" and job.committing is None:
+        free = job.committing is None and not run.checkpoint_asked
+        if job.queue and spec.pacing.rule == "buffered" and free:
             yield buffer_deadline(job)
     yield from (task.deadline for task in job.carried.values())
     at_rest = not job.at_work

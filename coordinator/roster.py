@@ -48,7 +48,7 @@ class Roster(Generic[M]):
     evaluators: list[M] = field(default_factory=list)
     training: list[M] = field(default_factory=list)  # sites with training data
     idle: list[M] = field(default_factory=list)  # evaluators, and sites without training data
-    clocks: dict[int, int] = field(default_factory=dict)  # how many sites are at a clock
+    clocks: dict[int, int] = field(default_factory=dict)  # how many sites that train are at it
 
     def enter(self, member: M) -> None:
         """A member has become active (it was not)."""
@@ -70,12 +70,12 @@ class Roster(Generic[M]):
 
     def moved(self, before: int, member: M) -> None:
         """An active member's clock was `before` and is another now."""
-        if member.role == "site":
+        if member.trains:
             self._add(before, -1)
             self._add(member.clock, 1)
 
     def lowest_clock(self) -> int | None:
-        """The slowest clock of the active sites; None when there are none."""
+        """The slowest clock of the sites that train; None when none does."""
         return min(self.clocks, default=None)
 
     def _parts(self, member: M) -> tuple[list[M], list[M], list[M]]:
@@ -86,7 +86,7 @@ class Roster(Generic[M]):
         )
 
     def _count(self, member: M, by: int) -> None:
-        if member.role == "site":
+        if member.trains:
             self._add(member.clock, by)
 
     def _add(self, clock: int, by: int) -> None:

@@ -35,9 +35,16 @@ class Going(msgspec.Struct, frozen=True, kw_only=True):
     waits: dict[str, str]
 
 
-def training(job: Job) -> list[Member]:
-    """Active sites with training data, in canonical order."""
-    return [member for member in job.active("site") if member.trains]
+class _Standing:
+    """What the decisions about all sites look at, gathered once."""
+
+    def __init__(self, job: Job) -> None:
+        self.at_work = set(job.round.training) if job.round is not None else set()
+        self.pending = outstanding(job)
+        self.first_of: dict[str, CohortMember] = {}
+        for part in self.pending:
+            self.first_of.setdefault(part.site, part)
+        self.low = lowest(job)
 
 
 def outstanding(job: Job) -> list[CohortMember]:
@@ -46,19 +53,18 @@ def outstanding(job: Job) -> list[CohortMember]:
     return [*under_way, *job.queue]
 
 
-def applied_clock(job: Job, member: Member) -> int:
-    """Up to which clock everything of the site is settled and in the newest version."""
-    pending = [
-        part.clock
-        for part in outstanding(job)
-        if (part.site, part.epoch) == (member.site, member.epoch)
-    ]
-    return min([*pending, member.clock])
+def oldest_clock(job: Job, site: str) -> int | None:
+    """The first clock of a site whose update may still come back to it; None: there is none."""
+    return min((part.clock for part in outstanding(job) if part.site == site), default=None)
 
 
 def lowest(job: Job) -> tuple[int, str]:
-    """The slowest applied clock among the sites that train, and whose it is."""
-    return min(((applied_clock(job, m), m.site) for m in training(job)), default=(0, ""))
+    """The slowest applied clock among the sites that train, and whose it is: up to it everything
+    is settled and in the newest version. What a site left behind counts too: it may be back.
+    """
+    clocks = [(member.clock, member.site) for member in job.roster.training]
+    clocks += [(part.clock, part.site) for part in outstanding(job)]
+    return min(clocks, default=(0, ""))
 
 
 # ---------------------------------------------------------------- who goes on
@@ -68,80 +74,88 @@ def going(job: Job, now: float) -> Going:
     """Everybody whose rule lets it go on does; the others wait for something that has a name."""
     assert job.version is not None
     waits: dict[str, str] = {}
-    opened: list[PeriodOpened] = []
-    steps = periods.sizes(job)
-    at_work = {site for site in _tasks(job) if _tasks(job)[site].state == "training"}
+    begin: list[Member] = []
+    here = _Standing(job)
     for member in _order(job):
-        if member.site in at_work:
+        if member.site in here.at_work:
             continue
-        reason = _why_wait(job, member, at_work, now)
+        reason = _why_wait(job, member, here, now)
         if reason:
             waits[member.site] = reason
             continue
-        at_work.add(member.site)
-        opened.append(_period(job, member, steps.get(member.site, 0), now))
-    return Going(opened=tuple(opened), waits=waits)
+        here.at_work.add(member.site)
+        begin.append(member)
+    steps = periods.sizes(job) if begin else {}
+    opened = tuple(_period(job, member, steps.get(member.site, 0), now) for member in begin)
+    return Going(opened=opened, waits=waits)
 
 
-def _tasks(job: Job) -> dict[str, Task]:
-    return job.round.tasks if job.round is not None else {}
+def _training(job: Job) -> list[tuple[str, Task]]:
+    """Open periods, in canonical order."""
+    if job.round is None:
+        return []
+    return [(site, job.round.tasks[site]) for site in job.round.sites("training")]
 
 
 def _order(job: Job) -> list[Member]:
     """Canonical; where places are few (`concurrency`), drawn from the seed for every version."""
-    members = training(job)
-    if job.spec.pacing.concurrency:
-        members.sort(
-            key=lambda m: derive_seed(job.spec.seed, "concurrency", str(job.rounds), m.site)
-        )
-    return members
+    members = job.roster.training
+    if not job.spec.pacing.concurrency:
+        return members
+    return sorted(
+        members, key=lambda m: derive_seed(job.spec.seed, "concurrency", str(job.rounds), m.site)
+    )
 
 
-def _why_wait(job: Job, member: Member, at_work: set[str], now: float) -> str:
+def _why_wait(job: Job, member: Member, here: _Standing, now: float) -> str:
     pacing = job.spec.pacing
-    mine = [part for part in outstanding(job) if part.site == member.site]
+    mine = here.first_of.get(member.site)
     if pacing.rule == "buffered":
         if mine and pacing.one_per_site:
             return f"its update is in the buffer, {len(job.queue)} of {pacing.buffer}"
-        if pacing.concurrency and len(at_work) >= pacing.concurrency:
-            return f"{len(at_work)} sites are at work, concurrency is {pacing.concurrency}"
+        if pacing.concurrency and len(here.at_work) >= pacing.concurrency:
+            return f"{len(here.at_work)} sites are at work, concurrency is {pacing.concurrency}"
         return ""
     if mine:
-        return f"its update of clock {mine[0].clock} is being folded"
-    if pacing.rule == "ssp":
-        return (
-            _too_massive(job, member, at_work) if pacing.unseen_mass else _ahead(job, member, now)
-        )
-    return ""
+        return f"its update of clock {mine.clock} is being folded"
+    if pacing.rule != "ssp":
+        return ""
+    if pacing.unseen_mass:
+        return _too_massive(job, member, here)
+    return _ahead(job, member, here.low, now)
 
 
-def _ahead(job: Job, member: Member, now: float) -> str:
-    low, slowest = lowest(job)
+def _ahead(job: Job, member: Member, slowest_at: tuple[int, str], now: float) -> str:
+    low, slowest = slowest_at
     bound = job.spec.pacing.staleness
     if member.clock - low <= bound:
         return ""
-    task = _tasks(job).get(slowest)
+    open_ = job.round
+    task = open_.tasks[slowest] if open_ is not None and slowest in open_.training else None
     left = f", which has at most {span(max(task.deadline - now, 0.0))} more" if task else ""
     return f"clock {member.clock}, slowest is {slowest} at clock {low}{left}, staleness {bound}"
 
 
-def _too_massive(job: Job, member: Member, at_work: set[str]) -> str:
+def _too_massive(job: Job, member: Member, here: _Standing) -> str:
     """Significance-bounded staleness: a site waits when what others have produced, and a site at
     work has not seen, would outweigh the bound. Norms add up to at least the norm of their sum, so
     the bound errs on the safe side; what is under way is taken to weigh what its site's last did.
     """
     bound = job.spec.pacing.unseen_mass * job.model_norm
     weigh = weights(job)
+    working = here.at_work | {member.site}
+    begun = {site: task.base.version for site, task in _training(job) if task.base is not None}
     coming = {
-        other.site: weigh.get(other.site, 0.0) * other.norm
-        for other in training(job)
-        if other.site in at_work or other.site == member.site
+        other.site: weigh[other.site] * other.norm
+        for other in job.roster.training
+        if other.site in working
     }
-    pending = [(part.site, weigh.get(part.site, 0.0) * part.norm) for part in outstanding(job)]
-    for site in sorted(at_work - {member.site}):
-        task = _tasks(job).get(site)  # none: it begins now, from the newest version
-        begun = task.base if task is not None and task.state == "training" else None
-        seen = begun.version if begun is not None else job.number
+    pending = [(part.site, weigh.get(part.site, 0.0) * part.norm) for part in here.pending]
+    for site in sorted(working):
+        seen = begun.get(site, job.number)  # who begins now does so from the newest version
+        who = f"{site}, at work since version {seen}," if site != member.site else "it"
+        if job.moves and seen < job.moves[0][0] - 1:
+            return f"{who} is {job.number - seen} versions behind, more than are remembered"
         unseen = math.fsum(
             [
                 *(
@@ -155,8 +169,8 @@ def _too_massive(job: Job, member: Member, at_work: set[str]) -> str:
         )
         if unseen > bound:
             return (
-                f"{site}, at work since version {seen}, would have {unseen:.3g} unseen, "
-                f"the bound is {bound:.3g} ({job.spec.pacing.unseen_mass:g} of the model's norm)"
+                f"{who} would have {unseen:.3g} unseen, the bound is {bound:.3g} "
+                f"({job.spec.pacing.unseen_mass:g} of the model's norm)"
             )
     return ""
 
@@ -204,7 +218,7 @@ def weights(job: Job) -> dict[str, float]:
     cap, by = job.spec.weights.examples_max, job.spec.weights.by
     counts = {
         member.site: 1.0 if by == "equal" else min(member.train_examples, cap or math.inf)
-        for member in training(job)
+        for member in job.roster.training
     }
     total = math.fsum(counts.values())
     return {site: count / total for site, count in counts.items()}
@@ -216,7 +230,7 @@ def _weight(job: Job, part: CohortMember, version: int) -> float:
     share = known.get(part.site)
     if share is None:  # it has left since: as if it were still among the active
         member, cap = job.members[part.site], job.spec.weights.examples_max or math.inf
-        alike = [min(m.train_examples, cap) for m in training(job)]
+        alike = [min(m.train_examples, cap) for m in job.roster.training]
         own = min(member.train_examples, cap)
         equal = job.spec.weights.by == "equal"
         share = 1.0 / (len(alike) + 1) if equal else own / (math.fsum(alike) + own)
@@ -235,9 +249,7 @@ def commit(job: Job, now: float) -> RoundClosed | None:
     pacing = job.spec.pacing
     if pacing.rule == "buffered":
         full = len(job.queue) >= pacing.buffer
-        if not full and not (
-            now >= buffer_deadline(job) and len(job.queue) >= max(pacing.quorum, 1)
-        ):
+        if not full and (now < buffer_deadline(job) or too_few(job, now)):
             return None
         taken = sorted(job.queue[: pacing.buffer], key=lambda part: (part.site, part.clock))
         count = f"{len(taken)} of {pacing.buffer}"
@@ -253,7 +265,7 @@ def commit(job: Job, now: float) -> RoundClosed | None:
         cohort=tuple(
             msgspec.structs.replace(part, weight=_weight(job, part, version)) for part in taken
         ),
-        active_sites=max(len(training(job)), 1),
+        active_sites=max(len(job.roster.training), 1),
         reason=reason,
         additive=True,
     )
@@ -262,6 +274,18 @@ def commit(job: Job, now: float) -> RoundClosed | None:
 def buffer_deadline(job: Job) -> float:
     """When a buffer that does not fill is committed with what it has, in job time."""
     return job.queued_at + job.spec.pacing.deadline_seconds
+
+
+def too_few(job: Job, now: float) -> str:
+    """Why a buffer at its deadline makes no version: it has no quorum, and goes back like a round
+    that has none. Empty when it has, or when there is time.
+    """
+    pacing, count = job.spec.pacing, len(job.queue)
+    if pacing.rule != "buffered" or not 0 < count < pacing.quorum or now < buffer_deadline(job):
+        return ""
+    return (
+        f"the buffer's deadline came with {count} of {pacing.buffer}, the quorum is {pacing.quorum}"
+    )
 
 
 # ---------------------------------------------------------------- what is not waited for
@@ -287,9 +311,7 @@ def stale(job: Job, base: int) -> str:
 def overdue(job: Job, now: float) -> dict[str, str]:
     """Sites whose period will not be waited for, each with the reason."""
     found = {}
-    for site, task in sorted(_tasks(job).items()):
-        if task.state != "training":
-            continue
+    for site, task in _training(job):
         if now >= task.deadline:
             found[site] = f"late: not in after {span(task.deadline - task.opened_at)}"
         elif task.base is not None and (reason := stale(job, task.base.version)):

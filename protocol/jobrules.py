@@ -15,6 +15,8 @@ from protocol.jobspec import JobSpec, Optimizer, Pacing, Server
 from protocol.names import clean_name
 from protocol.schema import show
 
+PINNED_STALENESS_MAX: Final = 64  # versions that pinned reads may keep on the disk
+
 _DEFAULTS: Final = (Optimizer(), Server())
 
 
@@ -288,6 +290,13 @@ def _ssp(spec: JobSpec) -> Iterator[Problem]:
             allowed="'pinned' only with pacing.rule = 'ssp': it names the oldest version that "
             "ssp's bound allows",
         )
+    if pacing.reads == "pinned" and pacing.staleness > PINNED_STALENESS_MAX:
+        yield Problem(
+            key="pacing.staleness",
+            found=f"{pacing.staleness} with pacing.reads = 'pinned'",
+            allowed=f"at most {PINNED_STALENESS_MAX}: for every clock of it a version is kept as a "
+            "file; or pacing.reads = 'eager'",
+        )
     if pacing.unseen_mass and pacing.rule != "ssp":
         yield Problem(
             key="pacing.unseen_mass",
@@ -356,6 +365,27 @@ RULES: Final[tuple[Rule, ...]] = (
 )
 
 
+def _unused(pacing: Pacing) -> Iterator[str]:
+    """Keys of the pacing that were set and have no say under its rule."""
+    plain, rule = Pacing(), pacing.rule
+    weighs = rule in ("async", "buffered")
+    by = pacing.staleness_weight
+    heard = {
+        "deadline_mads": pacing.deadline == "measured",
+        "staleness": rule == "async" or (rule == "ssp" and not pacing.unseen_mass),
+        "staleness_weight": weighs,
+        "staleness_a": weighs and by != "constant",
+        "staleness_b": weighs and by == "hinge",
+    }
+    why = {"deadline_mads": "a fixed deadline", "staleness": f"rule {rule!r}"}
+    if pacing.unseen_mass:
+        why["staleness"] = "pacing.unseen_mass, which replaces it"
+    for key, used in heard.items():
+        if not used and getattr(pacing, key) != getattr(plain, key):
+            where = why.get(key, f"weight {by!r}" if weighs else f"rule {rule!r}")
+            yield f"pacing.{key} has no effect with {where}."
+
+
 def warnings(spec: JobSpec) -> tuple[str, ...]:
     """What is allowed and probably not meant, in sentences."""
     return tuple(_warnings(spec))
@@ -376,6 +406,7 @@ def _warnings(spec: JobSpec) -> Iterator[str]:
         yield f"server.betas has no effect with {server.optimizer!r}."
     if server.optimizer not in ("adagrad", "adam", "yogi") and server.tau != plain_server.tau:
         yield f"server.tau has no effect with {server.optimizer!r}."
+    yield from _unused(spec.pacing)
     rule = spec.pacing.rule
     uneven = "partial" if spec.pacing.partial else "periods"
     if (spec.pacing.partial or spec.pacing.periods != "equal") and (

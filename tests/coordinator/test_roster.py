@@ -54,7 +54,7 @@ def looked_through(job: Job) -> Roster[Member]:
     """What the roster must be, from all members."""
     active = [member for _, member in sorted(job.members.items()) if member.active]
     sites = [member for member in active if member.role == "site"]
-    clocks = [member.clock for member in sites]
+    clocks = [member.clock for member in sites if member.trains]
     return Roster(
         everybody=active,
         sites=sites,

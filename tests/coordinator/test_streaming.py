@@ -9,7 +9,7 @@ import pytest
 
 from coordinator import journal as j
 from coordinator import streaming
-from coordinator.job import Job, Round, evolve, submitted
+from coordinator.job import MOVES_MAX, Job, Round, evolve, submitted
 from protocol.jobspec import JobSpec, Pacing, Period, Sites, Stop, TaskRef, Weights
 from protocol.messages import VersionRef
 
@@ -122,6 +122,23 @@ def test_an_update_counts_as_seen_when_its_version_is_made_and_not_before() -> N
     assert go(job) == ["a", "b"]
 
 
+@pytest.mark.parametrize("reads", ["eager", "pinned"])
+def test_what_a_site_left_behind_is_waited_for_like_everything_else(reads: Any) -> None:
+    """A site leaves with an update in the queue: who goes on has it in its base, should b be back."""
+    job = world({"a": 2, "b": 1}, Pacing(rule="ssp", staleness=0, reads=reads))
+    assert go(job) == ["b"]
+    arrive(job, "b")
+    evolve(job, j.SiteEnded(job="j", site="b", epoch=1, reason="gone"), 0.0)
+    assert go(job) == []
+    assert streaming.going(job, 0.0).waits["a"].startswith("clock 2, slowest is b at clock 1, stal")
+    made(job)
+    assert go(job) == ["a"]
+    task = job.task("a")
+    assert task is not None
+    assert task.base is not None
+    assert task.base.version == 1
+
+
 def test_the_read_rule_holds_over_random_schedules() -> None:
     """SSP: a read at clock c sees every update stamped <= c - s - 1 and its own latest; 1e5 random
     schedules of arrivals and commits, by a book that knows only what went in and out.
@@ -193,6 +210,43 @@ def test_unseen_mass_adds_up_what_was_made_what_waits_and_what_is_under_way() ->
     arrive(job, "b", norm=0.4)
     made(job)
     assert go(job) == ["a", "b"]
+
+
+def test_a_site_waits_too_when_it_would_itself_have_too_much_unseen() -> None:
+    """Two weigh 0.4 each, c little: nobody at work minds c, but c would miss 0.8."""
+    job = world({"a": 0, "b": 0, "c": 0}, Pacing(rule="ssp", unseen_mass=0.5))
+    job.model_norm = 1.0
+    for site, norm in (("a", 1.2), ("b", 1.2), ("c", 0.15)):
+        job.members[site].norm = norm
+    assert go(job) == ["a", "b"]
+    why = streaming.going(job, 0.0).waits["c"]
+    assert why == "it would have 0.8 unseen, the bound is 0.5 (0.5 of the model's norm)"
+    arrive(job, "a", norm=1.2)
+    made(job)
+    assert go(job) == ["c"]
+
+
+def test_mass_that_is_no_longer_remembered_is_not_taken_for_none() -> None:
+    job = world({"a": 0, "b": 0}, Pacing(rule="ssp", unseen_mass=1e6))
+    go(job)
+    for _ in range(MOVES_MAX + 1):
+        arrive(job, "a", norm=1e-9)
+        made(job)
+        assert go(job) == (["a"] if job.number <= MOVES_MAX else [])
+    why = streaming.going(job, 0.0).waits["a"]
+    assert why == "b, at work since version 0, is 257 versions behind, more than are remembered"
+
+
+def test_a_buffer_without_a_quorum_at_its_deadline_makes_no_version() -> None:
+    pacing = Pacing(rule="buffered", buffer=4, quorum=3, one_per_site=True, deadline_seconds=9.0)
+    job = world({"a": 0, "b": 0}, pacing)
+    go(job)
+    arrive(job, "a", 1.0)
+    arrive(job, "b", 2.0)
+    assert (streaming.commit(job, 9.9), streaming.too_few(job, 9.9)) == (None, "")
+    assert streaming.commit(job, 10.0) is None
+    said = "the buffer's deadline came with 2 of 4, the quorum is 3"
+    assert streaming.too_few(job, 10.0) == said
 
 
 @pytest.mark.parametrize(("one", "waits"), [(True, ["a", "b"]), (False, [])])

@@ -36,6 +36,33 @@ def test_what_works_is_taken(sections: dict[str, Any]):
     assert warnings(from_mapping(job(**sections))) == ()
 
 
+@pytest.mark.parametrize(
+    ("pacing", "says"),
+    [
+        ({"staleness": 9}, "pacing.staleness has no effect with rule 'bsp'."),
+        ({"deadline_mads": 3.0}, "pacing.deadline_mads has no effect with a fixed deadline."),
+        (
+            {"rule": "ssp", "unseen_mass": 0.1, "staleness": 9},
+            "pacing.staleness has no effect with pacing.unseen_mass, which replaces it.",
+        ),
+        (
+            {"rule": "ssp", "staleness_weight": "hinge"},
+            "pacing.staleness_weight has no effect with rule 'ssp'.",
+        ),
+        (
+            {"rule": "async", "staleness_weight": "constant", "staleness_a": 2.0},
+            "pacing.staleness_a has no effect with weight 'constant'.",
+        ),
+        (
+            {"rule": "buffered", "buffer": 2, "staleness_b": 2.0},
+            "pacing.staleness_b has no effect with weight 'polynomial'.",
+        ),
+    ],
+)
+def test_keys_of_the_pacing_that_have_no_say_are_named(pacing: dict[str, Any], says: str):
+    assert warnings(from_mapping(job(pacing=pacing))) == (says,)
+
+
 def test_uneven_periods_without_fednova_are_warned_about():
     for pacing in ({"periods": "esync"}, {"periods": "dylu"}, {"partial": True}):
         (said,) = warnings(from_mapping(job(pacing=pacing)))
@@ -131,6 +158,11 @@ def test_uneven_periods_without_fednova_are_warned_about():
         ({"sites": {"over_select": 0.5}}, "sites.over_select", "sites.select"),
         ({"pacing": {"late": "fold"}, "local": {"scaffold": True}}, "pacing.late", "'drop'"),
         ({"pacing": {"steps_max": 9}}, "pacing.steps_max", "'esync'"),
+        (
+            {"pacing": {"rule": "ssp", "reads": "pinned", "staleness": 65}},
+            "pacing.staleness",
+            "at most 64",
+        ),
         (
             {"pacing": {"periods": "esync"}, "period": {"epochs": 1}},
             "pacing.periods",

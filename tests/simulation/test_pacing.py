@@ -135,13 +135,36 @@ def test_with_unseen_mass_sites_wait_for_what_is_unseen_and_not_for_clocks() -> 
     paces = {"a": 1.0, "b": 1.0, "slow": 20.0}
     loose = run(Pacing(rule="ssp", unseen_mass=1e9), paces, versions=30)
     assert clocks(loose)["a"] >= 10  # nothing held it back
-    bound = 0.25
-    world = fleet()
-    for name, seconds in paces.items():
-        world.add(SimSite(name, world, model=taking(seconds)))
-    world.submit("j", job(Pacing(rule="ssp", unseen_mass=bound), sites=3, versions=30))
-    settle(world)
-    assert clocks(world)["a"] < clocks(loose)["a"]
+    world = run(Pacing(rule="ssp", unseen_mass=0.25), paces, versions=30)
+    assert clocks(world)["slow"] > clocks(loose)["slow"] + 2
+    # Every update here has one norm, so forecasts are right but for one that was not known yet.
+    assert max(unseen(world)) <= 0.25
+    assert max(unseen(loose)) > 0.5
+
+
+def unseen(world: Fleet) -> list[float]:
+    """At every version, for every site at work: what others have moved since its base, over the
+    model's norm, without one update's worth.
+    """
+    made: list[tuple[float, str]] = []  # of each version, its norm and whose it is
+    owner, found = "", []
+    base: dict[str, int] = {}
+    for entry in world.journal:
+        match entry.event:
+            case j.PeriodOpened(task=task, base=version):
+                base[task.site] = version.version
+            case j.UpdateSettled(site=site):
+                base.pop(site, None)
+            case j.RoundClosed(cohort=(part,)):
+                owner = part.site
+            case j.VersionMade(version=number, update_norm=norm, model_norm=of):
+                made.append((norm, owner))
+                for site, since in base.items() if number > 2 else ():  # norms are known by then
+                    others = [moved for moved, whose in made[since + 1 :] if whose != site]
+                    found.append((sum(others) - norm) / of)
+            case _:
+                pass
+    return found
 
 
 # ---------------------------------------------------------------- async
@@ -238,6 +261,21 @@ def test_a_buffer_that_does_not_fill_is_committed_at_its_deadline() -> None:
     assert reasons == ["the buffer's deadline came with 3 of 5"] * 3
 
 
+def test_a_buffer_that_has_no_quorum_goes_back_and_the_job_ends_at_last() -> None:
+    """Two update, three make a quorum: nobody waits for ever, and nothing is lost."""
+    pacing = Pacing(rule="buffered", buffer=5, quorum=3, one_per_site=True, deadline_seconds=30.0)
+    world = fleet()
+    for name, seconds in (("a", 1.0), ("b", 1.0), ("c", 1e6)):
+        world.add(SimSite(name, world, model=taking(seconds)))
+    world.submit("j", job(pacing, sites=3, versions=3))
+    settle(world)
+    assert world.core.job("j").state == "failed"
+    said = "the buffer's deadline came with 2 of 5, the quorum is 3"
+    assert [e.reason for e in events(world, j.RoundClosed)][:3] == [said] * 3
+    assert said in world.core.job("j").reason
+    assert "refused_drop" not in list(world.sites["a"].outcome.values())[:3]
+
+
 # ---------------------------------------------------------------- rounds
 
 
@@ -310,6 +348,7 @@ def test_the_fastest_m_close_the_round_and_late_ones_are_dealt_with_as_the_job_s
         assert all(part.version < e.version - 1 for e in closed for part in e.cohort
                    if part.site == "slow")  # fmt: skip
         assert held
+        assert any(e.staleness > 0 for e in told if e.verdict == "queued")
     else:
         assert slow.counted == 0
         expected = {"drop": "refused_drop", "return": "refused_return"}[late]
@@ -428,6 +467,43 @@ def test_a_period_that_is_not_in_by_its_deadline_is_given_up_and_begun_again() -
     )
     late = [e for e in events(world, j.UpdateSettled) if e.site == "hangs"]
     assert {e.reason for e in late[:-1]} == {"late: not in after 10 s"}
+
+
+@pytest.mark.parametrize("rule", ["ssp", "async", "buffered"])
+@pytest.mark.parametrize("how", ["slow", "broken"])
+def test_a_job_none_of_whose_periods_comes_to_anything_fails_and_says_why(
+    rule: Any, how: str
+) -> None:
+    def model(site: str, train: Train, base: list[float]) -> Trained:
+        return Trained(1e6, []) if how == "slow" else Trained(1.0, [], failure="out of memory")
+
+    world = fleet()
+    for name in "ab":
+        world.add(SimSite(name, world, model=model))
+    pacing = Pacing(rule=rule, buffer=2, deadline_seconds=10.0)
+    world.submit("j", job(pacing, sites=2))
+    settle(world)
+    assert world.journal[-1].now < 60.0
+    told = {"slow": "late: not in after 10 s", "broken": "failed 2 times: out of memory"}[how]
+    reason = world.core.job("j").reason
+    assert reason.endswith(f" periods in a row came to nothing; a, b: {told}")
+
+
+def test_a_site_that_returns_is_not_held_at_the_clock_of_one_without_data() -> None:
+    """Else everybody would wait until it had made up for all that it missed."""
+    world = fleet()
+    for name in "ab":
+        world.add(SimSite(name, world, model=taking(1.0)))
+    world.add(SimSite("empty", world, train_examples=0))
+    world.submit("j", job(Pacing(rule="ssp", staleness=1), sites=3, versions=60))
+    world.run(lambda: world.core.job("j").number >= 20)
+    world.sites["b"].kill()
+    world.cut(world.sites["b"])
+    world.run_for(30.0)
+    world.sites["b"].start()
+    settle(world)
+    back = [e for e in events(world, j.SiteEntered) if e.site == "b"]
+    assert back[1].clock >= 10
 
 
 @pytest.mark.parametrize("seed", range(300))
