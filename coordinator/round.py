@@ -182,24 +182,33 @@ def closing(job: Job, now: float) -> Closing | None:
     training = len(open_.training)
     need, most = quorum(job), enough(job)
     at_deadline = now >= open_.deadline
-    full = 0 < most <= len(job.queue)
+    full = 0 < most <= len(job.queue) and most <= _fresh(job)
     coming = len(job.queue) + training >= need
     if training and coming and not (at_deadline or full):
         return None
     late = f"round {open_.number} was void before it came"
     if full or at_deadline:
-        how = f"with the first {len(job.queue)}" if full else "at its deadline"
+        how = f"with the first {_fresh(job)}" if full else "at its deadline"
         late = f"late: round {open_.number} closed {how}, after {span(now - open_.opened_at)}"
     if len(job.queue) < need:
         return Closing(cohort=(), reason=_why_void(job, need), late=late)
-    cohort = canonical(job.queue)
-    count = f"{len(cohort)} of {len(open_.tasks)}"
+    cohort, fresh = canonical(job.queue), _fresh(job)
+    count = f"{fresh} of {len(open_.tasks)}"
     why = f"deadline reached with {count}" if training else f"{count} are in, the others are out"
     if training and full:
         why = f"the first {count} are in"
-    if not training and len(open_.sites("queued")) == len(open_.tasks):
+    if not training and fresh == len(open_.tasks):
         why = "all are in"
+    if late_ones := len(cohort) - fresh:
+        why += f", and {late_ones} of earlier rounds"
     return Closing(cohort=cohort, reason=why, late=late)
+
+
+def _fresh(job: Job) -> int:
+    """How many of the updates that are here are of the open round, and not of an earlier one."""
+    open_ = job.round
+    assert open_ is not None
+    return sum(part.version == open_.version for part in job.queue)
 
 
 def _why_void(job: Job, need: int) -> str:

@@ -56,6 +56,7 @@ def check_ssp(events: list[j.Event], bound: int) -> None:
         {"rule": "ssp", "staleness": 1, "reads": "pinned"},
         {"rule": "ssp", "unseen_mass": 10.0},
         {"rule": "async", "staleness": 8},
+        {"rule": "async", "staleness": 8, "periods": "dylu"},
         {"rule": "buffered", "buffer": 2},
     ],
     ids=str,
@@ -74,6 +75,24 @@ def test_a_job_runs_to_its_end_under_every_rule(place: Place, pacing: dict[str, 
     assert pacing["rule"] != "async" or max(ages) <= 8
     sizes = {len(e.cohort) for e in events if isinstance(e, j.RoundClosed) and e.cohort}
     assert sizes == ({2} if pacing["rule"] == "buffered" else {1})
+    sized = {event.task.steps for event in opened(events) if event.task.clock > 1}
+    assert (0 in sized) == ("periods" not in pacing)
+
+
+@pytest.mark.parametrize("late", ["drop", "return", "fold"])
+def test_rounds_close_with_the_fastest_and_periods_are_sized_by_what_was_measured(
+    place: Place, late: str
+):
+    place.start()
+    place.sites("a", "b", "c", buffers=1)
+    pacing = {"rule": "bsp", "first": 2, "late": late, "periods": "esync"}
+    job = place.submit(wanted=3, versions=8, pacing=pacing)
+    assert place.finished(job).version == 8
+    events = told(place, job)
+    closed = [e for e in events if isinstance(e, j.RoundClosed) and e.cohort]
+    assert min(len(e.cohort) for e in closed) >= 2
+    rounds = [e for e in events if isinstance(e, j.RoundOpened)]
+    assert any(task.steps for event in rounds for task in event.tasks)
 
 
 def test_a_fast_site_goes_on_while_a_slow_one_trains_and_then_waits_for_it(place: Place):

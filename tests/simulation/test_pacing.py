@@ -357,6 +357,19 @@ def test_the_fastest_m_close_the_round_and_late_ones_are_dealt_with_as_the_job_s
     assert ("refused_return" in site.outcome.values()) == (late == "return")
 
 
+def test_late_updates_do_not_close_the_round_that_they_come_into() -> None:
+    """Two fast sites make a round of first = 2, however many late ones are there already."""
+    paces = {"a": [1.0], "b": [1.0], "x": [1.5], "y": [1.5]}
+    world = offsets(paces)
+    world.submit("j", job(Pacing(first=2, late="fold"), sites=4, versions=6))
+    settle(world)
+    closed = [e for e in events(world, j.RoundClosed) if e.cohort]
+    fresh = [sum(part.version == e.version - 1 for part in e.cohort) for e in closed]
+    assert set(fresh) == {2}
+    assert closed[1].reason == "all are in, and 2 of earlier rounds"
+    assert {part.site for e in closed for part in e.cohort} == set(paces)
+
+
 def test_over_selection_draws_more_and_closes_with_what_was_asked_for() -> None:
     world = fleet()
     for name in "abcdef":
