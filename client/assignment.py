@@ -114,8 +114,8 @@ class Assignment:
         self._request: ipc.ToWorker | None = None
         self._silent_until = 0.0
         self._deaths = 0
-        self._bases: set[int] = set()
-        self._fetching: int | None = None
+        self._bases: dict[int, VersionRef] = {}  # what lies in the folder, whole
+        self._fetching: VersionRef | None = None
         self._step = (0, 0)
         self._progress_at: float | None = None
 
@@ -184,10 +184,17 @@ class Assignment:
 
     def _fetch_next(self) -> list[AnyAction]:
         wanted = self.train or self.evaluate
-        if wanted is None or wanted.base.version in (*self._bases, self._fetching):
+        if wanted is None or self._is_here(wanted.base) or wanted.base == self._fetching:
             return []
-        self._fetching = wanted.base.version
-        return [Fetch(job=self.job, base=wanted.base)]
+        self._fetching = base = wanted.base
+        fetch = Fetch(job=self.job, base=base)
+        if self._bases.pop(base.version, None) is None:
+            return [fetch]
+        # Another snapshot under that number lies in the file where this one belongs.
+        return [KeepBases(job=self.job, versions=tuple(sorted(self._bases))), fetch]
+
+    def _is_here(self, base: VersionRef) -> bool:
+        return self._bases.get(base.version) == base
 
     def _next_request(self) -> ipc.ToWorker | None:
         if self._request is not None:
@@ -206,7 +213,7 @@ class Assignment:
         if self.init == "wanted":
             return ipc.MakeInit(path=text_of(init_body(self._folder)))
         train, evaluate = self.train, self.evaluate
-        if train and train.base.version in self._bases:
+        if train and self._is_here(train.base):
             if self._deliveries.pending(self.job):
                 return None
             return ipc.TrainPeriod(
@@ -219,8 +226,10 @@ class Assignment:
                 steps=train.steps,
                 epochs=train.epochs,
                 evaluate=train.evaluate,
+                seconds=train.seconds,
+                applied=train.applied,
             )
-        if evaluate and evaluate.base.version in self._bases:
+        if evaluate and self._is_here(evaluate.base):
             return ipc.EvaluateBase(
                 base_path=self._path(evaluate.base),
                 base_version=evaluate.base.version,
@@ -242,17 +251,20 @@ class Assignment:
     # ------------------------------------------------------------ fetching
 
     def fetched(self, stimulus: Fetched) -> list[AnyAction]:
-        """A version lies in the folder; those before it are superseded."""
-        if stimulus.version != self._fetching:
+        """A version lies in the folder; those that nothing needs any more go."""
+        if self._fetching is None or stimulus.version != self._fetching.version:
             return []
-        self._fetching = None
         # A worker that is busy, even one that was told to stop, may still read an older one.
-        self._bases = {stimulus.version} | (self._bases if self._request is not None else set())
+        wanted = [each.base for each in (self.train, self.evaluate) if each is not None]
+        kept = list(self._bases.values()) if self._request is not None else wanted
+        self._bases = {base.version: base for base in kept if self._is_here(base)}
+        self._bases[self._fetching.version] = self._fetching
+        self._fetching = None
         return [KeepBases(job=self.job, versions=tuple(sorted(self._bases)))]
 
     def fetch_failed(self, stimulus: FetchFailed) -> list[AnyAction]:
         """A version cannot be had."""
-        if stimulus.version != self._fetching:
+        if self._fetching is None or stimulus.version != self._fetching.version:
             return []
         self._fetching = None
         reason = f"version {stimulus.version} cannot be fetched: {stimulus.reason}"
@@ -343,7 +355,13 @@ class Assignment:
             # It was called off while its last step ran: only the worker has to hear of it.
             self._deliveries.hold(update, "refused_drop")
             return []
-        return self._deliveries.send(update)
+        actions: list[AnyAction] = []
+        if said.cut:
+            step = f"step {said.steps}" + (f" of {said.of}" if said.of else "")
+            box = f"its time box of {self.train.seconds:.1f} s"
+            text = f"{identity} was cut at {step} by {box}"
+            actions = [Say(job=self.job, text=text)]
+        return actions + self._deliveries.send(update)
 
     def _evaluated(self, said: ipc.EvaluatedHere) -> list[AnyAction]:
         if isinstance(self._request, ipc.EvaluateBase):
@@ -370,7 +388,7 @@ class Assignment:
         match request:
             case ipc.TrainPeriod():
                 # The fault may lie in the snapshot on this disk: the next try fetches it anew.
-                self._bases = set()
+                self._bases = {}
                 return [*self.fail_train(said.reason), KeepBases(job=self.job, versions=())]
             case ipc.EvaluateBase():
                 return self._fail_evaluate(said.reason)
@@ -454,5 +472,5 @@ class Assignment:
         if pending := self._deliveries.pending(self.job):
             return f"delivers the update of {pending[0]}"
         if self._fetching is not None:
-            return f"fetches version {self._fetching}"
+            return f"fetches version {self._fetching.version}"
         return "waits for the coordinator's next instruction"

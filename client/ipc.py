@@ -12,7 +12,8 @@ A job's folder at the site:
 
 `sitestate` has the details. The agent reads `meta.json` and `body`; only the worker moves or
 removes anything but bases. An update's folder is there from `Trained` until a final verdict was
-settled; a `queued` one stays until the verdict on it is final or the next period begins.
+settled; a `queued` one stays until the verdict on it is final or a later period says so by
+`applied`.
 """
 
 from __future__ import annotations
@@ -66,6 +67,7 @@ class TrainPeriod(WorkerMessage, frozen=True, kw_only=True, tag="train"):
     epochs: int = 0
     evaluate: bool = False
     seconds: float = 0.0  # > 0: the period ends at the first step after so long a training
+    applied: int | None = None  # queued updates before this clock may go; None: all
 
 
 class EvaluateBase(WorkerMessage, frozen=True, kw_only=True, tag="evaluate"):
@@ -77,7 +79,10 @@ class EvaluateBase(WorkerMessage, frozen=True, kw_only=True, tag="evaluate"):
 
 
 class Settle(WorkerMessage, frozen=True, kw_only=True, tag="settle"):
-    """The verdict on an update: its state becomes current, or is thrown away. -> SettledHere"""
+    """The verdict on an update: its state becomes current, or is thrown away. -> SettledHere
+
+    `attempt` 0: whichever of this clock is there.
+    """
 
     epoch: int
     clock: int

@@ -185,7 +185,7 @@ class LocalJob:
             raise RefusedError("this site has no training data.")
         if not (message.steps or message.epochs):
             raise UsageError("a period needs steps or epochs.")
-        sitestate.forget_queued(self.folder)
+        sitestate.forget_queued(self.folder, message.applied)
         seed = derive_seed(self.spec.seed, "period", self.load.site, str(message.clock))
         seed_everything(seed)
         self._loaded = ""
@@ -252,7 +252,7 @@ class LocalJob:
 
     def settle(self, message: ipc.Settle) -> None:
         """Make the state what the verdict says."""
-        name = sitestate.update_name(message.epoch, message.clock, message.attempt)
+        name = sitestate.find_update(self.folder, message.epoch, message.clock, message.attempt)
         sitestate.settle(self.folder, name, message.verdict, self.state.give_back)
 
     # ------------------------------------------------------------ frozen tensors

@@ -144,16 +144,16 @@ class LocalState:
             reader = StateReader(file)
             return fetch(reader, "residual") if "residual" in reader.entries else None
 
-    def give_back(self, state: Path, body: Path, target: Path, update: str) -> None:
+    def give_back(self, state: Path, body: Path, target: Path, returned: list[str]) -> None:
         """Write `state` with the delta of `body` added to its residual to `target`."""
-        returned = torch.zeros(self._elements)
-        read_delta(body, byte_view(returned))
+        residual = torch.zeros(self._elements)
+        read_delta(body, byte_view(residual))
         with state.open("rb") as file:
             reader = StateReader(file)
             if "residual" in reader.entries:
-                returned.add_(fetch(reader, "residual"))
+                residual.add_(fetch(reader, "residual"))
             kept = [
                 store(name, fetch(reader, name)) for name in reader.entries if name != "residual"
             ]
-            value = reader.value | {"returned": update}
-        write_state(target, value, [*kept, store("residual", returned)])
+            value = reader.value | {"returned": returned}
+        write_state(target, value, [*kept, store("residual", residual)])

@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 from collections import deque
+from time import monotonic
 from types import FrameType
 from typing import Final
 
@@ -58,6 +59,16 @@ class Pipe:
                 self._queue.remove(message)
                 return True
         return False
+
+    def stop_within(self, seconds: float) -> bool:
+        """Let so much time pass; True at once when a Stop arrives, which is taken."""
+        until = monotonic() + seconds
+        while not self.stop_asked():
+            left = until - monotonic()
+            if left <= 0:
+                return False
+            select.select([self._read_fd], [], [], left)
+        return True
 
     def wait_with(self, fd: int) -> bool:
         """Wait until `fd` can be read (True) or the agent says something (False)."""

@@ -11,8 +11,12 @@ A job's folder:
 
 An update's folder appears whole, by one rename, and goes whole, by one rename. Its state becomes
 current by one `replace`. The JSON value of a state says under `update` which update it came from
-and under `returned` which one was last put back into the residual, so that a verdict that is
-repeated after a crash finds out what was already done.
+and under `returned` which ones were put back into its residual, so that a verdict that is repeated
+after a crash finds out what was already done.
+
+Under a rule that lets a site go on while an update of it is only queued, that update may come back
+when a later one is finished already, which had no part of it. Then it is put back into the current
+state and into the one after the later update: whichever becomes current, the next period has it.
 """
 
 from __future__ import annotations
@@ -58,6 +62,14 @@ class UpdateRecord(msgspec.Struct, frozen=True, kw_only=True):
 def update_name(epoch: int, clock: int, attempt: int) -> str:
     """Name of an update's folder; also its identity in a state."""
     return f"update-{epoch}-{clock}-{attempt}"
+
+
+def find_update(folder: Path, epoch: int, clock: int, attempt: int) -> str:
+    """Name of an update's folder; with `attempt` 0 of the one that lies there for the clock."""
+    if not attempt:
+        for path in folder.glob(update_name(epoch, clock, 0)[:-1] + "*"):
+            return path.name
+    return update_name(epoch, clock, attempt)
 
 
 def current_state(folder: Path) -> Path:
@@ -126,14 +138,14 @@ def settle(
     folder: Path,
     name: str,
     verdict: VerdictKind,
-    give_back: Callable[[Path, Path, Path, str], None],
+    give_back: Callable[[Path, Path, Path, list[str]], None],
 ) -> None:
     """Make the site's state what the verdict says. Safe to repeat after a crash at any point.
 
-    A `queued` update stays in its folder, without its state, until a final word or the next period:
-    it may still be voided and come back. `give_back(state, body, target, name)` writes `state` with
-    the body's delta put back into its residual to `target`, in one step, and notes the name under
-    the key `returned`; it is called for `refused_return` only.
+    A `queued` update stays in its folder, without its state, until a final word or `forget_queued`:
+    it may still be voided and come back. `give_back(state, body, target, returned)` writes `state`
+    with the body's delta put back into its residual to `target`, in one step, and `returned` under
+    the key of this name; it is called for `refused_return` only.
     """
     update, current = folder / name, current_state(folder)
     if not update.exists():
@@ -141,8 +153,13 @@ def settle(
     after, value = update / STATE, read_value(current)
     fresh = after.exists() and value.get("update") != name
     if verdict == "refused_return":
-        if value.get("returned") != name:
-            give_back(after if fresh else current, update / BODY, current, name)
+        later = [path for path in folder.glob(f"update-*-*-*/{STATE}") if path != after]
+        places = [(after if fresh else current, current), *((path, path) for path in later)]
+        for state, target in places:
+            # Noted for as long as the update lies here, where it could be put back again.
+            returned = [n for n in read_value(state).get("returned", []) if (folder / n).exists()]
+            if name not in returned:
+                give_back(state, update / BODY, target, [*returned, name])
     elif verdict != "refused_drop" and fresh:
         os.replace(after, current)  # noqa: PTH105  the name says that it replaces
     if verdict == "queued":
@@ -151,10 +168,12 @@ def settle(
         _remove(folder, name)
 
 
-def forget_queued(folder: Path) -> None:
-    """Remove queued updates: a next period means that they were counted."""
+def forget_queued(folder: Path, applied: int | None) -> None:
+    """Remove the queued updates that are settled for good: those before clock `applied`, or all."""
     for update in folder.glob("update-*-*-*"):
-        if not (update / STATE).exists():
+        if (update / STATE).exists():
+            continue
+        if applied is None or read_record(update).clock < applied:
             _remove(folder, update.name)
 
 

@@ -11,6 +11,9 @@ It speaks `ipc` and writes real updates; only the training is pretended: the del
     train_examples   (100)
     eval_examples    (50)
     wait             path of a FIFO: every period waits until it can read one byte from it
+    step_seconds     what a step takes (0)
+    straggle_at      at this clock, and every multiple of it, steps take `straggle` times as long
+    straggle         (5)
     fail_at          this clock fails, whatever the attempt
     fatal_at         this clock fails for good
     die_at           the process kills itself at this clock, after it wrote half an update
@@ -27,7 +30,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -41,6 +44,7 @@ from client.statefile import StateReader, Stored, read_value, write_state
 from protocol.bodies import SnapshotMeta, UpdateMeta, dense_parts
 from protocol.errors import RefusedError
 from protocol.layout import Layout, Part, TensorSpec
+from protocol.limits import PROGRESS_EVERY_SECONDS
 from protocol.metrics import metric
 from protocol.names import derive_seed
 
@@ -69,8 +73,11 @@ def _tiled(out: Floats, seed: int) -> Floats:
 class Stub:
     """One loaded job. Its arrays are allocated once."""
 
-    def __init__(self, load: ipc.Load, pipe: Pipe) -> None:
+    def __init__(
+        self, load: ipc.Load, pipe: Pipe, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.load = load
+        self._clock = clock
         self.pipe = pipe
         self.folder = Path(load.folder)
         self.options = {k: str(v) for k, v in load.spec.task.options.items()} | load.options
@@ -124,7 +131,8 @@ class Stub:
                 self._read(message)
                 self._evaluated(message.base_version)
             case ipc.Settle():
-                name = sitestate.update_name(message.epoch, message.clock, message.attempt)
+                epoch, clock = message.epoch, message.clock
+                name = sitestate.find_update(self.folder, epoch, clock, message.attempt)
                 sitestate.settle(self.folder, name, message.verdict, self._give_back)
                 self.pipe.send(ipc.SettledHere(epoch=message.epoch, clock=message.clock))
             case ipc.Stop():
@@ -154,16 +162,13 @@ class Stub:
         if (self.folder / name).exists():
             self._trained(message, self.folder / name)
             return
-        sitestate.forget_queued(self.folder)
-        begin = time.monotonic()
+        sitestate.forget_queued(self.folder, message.applied)
         self._read(message)
         if message.evaluate:
             self._evaluated(message.base_version)
-        steps = message.steps or message.epochs
-        self.pipe.send(
-            ipc.Stepped(epoch=message.epoch, clock=message.clock, step=0, of=max(steps, 1))
-        )
-        if self._wait():
+        begin = self._clock()
+        steps = 0 if self._wait(message) else self._steps(message, begin)
+        if not steps:
             self.pipe.send(ipc.Stopped())
             return
         if message.clock in (self._number("fail_at", -1), self._number("fatal_at", -1)):
@@ -178,16 +183,16 @@ class Stub:
             if message.clock == self._number("die_at", -1):
                 (update / sitestate.BODY).write_bytes(b"half")
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._write(message, update, name, norm, time.monotonic() - begin)
+            self._write(message, update, steps, norm, self._clock() - begin)
         self._trained(message, self.folder / name)
 
     def _write(
-        self, message: ipc.TrainPeriod, update: Path, name: str, norm: float, seconds: float
+        self, message: ipc.TrainPeriod, update: Path, steps: int, norm: float, seconds: float
     ) -> None:
         examples = 0.0 if message.clock == self._number("zero_at", -1) else float(
             self._number("train_examples", 100)
         )  # fmt: skip
-        steps = message.steps or message.epochs
+        of = message.steps or message.epochs
         meta = UpdateMeta(
             job=self.load.job,
             site=self.load.site,
@@ -208,8 +213,9 @@ class Stub:
         views = self._views()
         views[0] = self.delta.data
         size = write_body_file(update / sitestate.BODY, meta, views)
+        name = sitestate.update_name(message.epoch, message.clock, message.attempt)
         write_state(update / sitestate.STATE, {"update": name}, ())
-        sitestate.write_record(update, meta, size)
+        sitestate.write_record(update, meta, size, of=of, cut=steps < of)
 
     def _trained(self, message: ipc.TrainPeriod, update: Path) -> None:
         record = sitestate.read_record(update)
@@ -259,8 +265,31 @@ class Stub:
     def _seed(self, clock: int) -> int:
         return derive_seed(self.load.spec.seed, "stub", self.load.site, str(clock))
 
-    def _wait(self) -> bool:
+    def _steps(self, message: ipc.TrainPeriod, begin: float) -> int:
+        """Let the time of the steps pass; how many were done, 0 when a Stop came instead."""
+        of = message.steps or message.epochs  # an epoch is a step here
+        each = float(self.options.get("step_seconds", 0.0))
+        every = self._number("straggle_at", 0)
+        if every and message.clock and message.clock % every == 0:
+            each *= float(self.options.get("straggle", 5.0))
+        reported = begin
+        for step in range(1, of + 1):
+            if self.pipe.stop_within(begin + each * step - self._clock()):
+                return 0
+            now = self._clock()
+            if message.seconds and now - begin >= message.seconds:
+                return step
+            if now - reported >= PROGRESS_EVERY_SECONDS:
+                reported = now
+                self._stepped(message, step, of)
+        return of
+
+    def _stepped(self, message: ipc.TrainPeriod, step: int, of: int) -> None:
+        self.pipe.send(ipc.Stepped(epoch=message.epoch, clock=message.clock, step=step, of=of))
+
+    def _wait(self, message: ipc.TrainPeriod) -> bool:
         """Wait for a byte from the FIFO, if one is named; True when a Stop came instead."""
+        self._stepped(message, 0, message.steps or message.epochs)
         path = self.options.get("wait")
         if not path:
             return self.pipe.stop_asked()
@@ -279,14 +308,14 @@ class Stub:
     def _residual(self) -> Floats | None:
         return _read_residual(sitestate.current_state(self.folder), self.delta.size)
 
-    def _give_back(self, state: Path, body: Path, target: Path, name: str) -> None:
-        returned = np.empty_like(self.delta)
-        read_delta(body, returned.data.cast("B"))
-        residual = _read_residual(state, self.delta.size)
-        if residual is not None:
-            returned += residual
-        stored = Stored("residual", "F32", returned.shape, returned.data)
-        write_state(target, read_value(state) | {"returned": name}, (stored,))
+    def _give_back(self, state: Path, body: Path, target: Path, returned: list[str]) -> None:
+        residual = np.empty_like(self.delta)
+        read_delta(body, residual.data.cast("B"))
+        before = _read_residual(state, self.delta.size)
+        if before is not None:
+            residual += before
+        stored = Stored("residual", "F32", residual.shape, residual.data)
+        write_state(target, read_value(state) | {"returned": returned}, (stored,))
 
 
 def _read_residual(path: Path, elements: int) -> Floats | None:

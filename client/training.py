@@ -73,7 +73,10 @@ class Corrections:
 
 
 class Period(msgspec.Struct, frozen=True, kw_only=True):
-    """What a period was: `loss` is the mean over its examples, `distance` is sum_t lr_t a_t."""
+    """What a period was: `loss` is the mean over its examples, `distance` is sum_t lr_t a_t.
+
+    `of` are the steps asked for (0: unknown); `cut` says that it ended before them.
+    """
 
     steps: int
     of: int

@@ -128,7 +128,8 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     Exactly one of `steps` (H) and `epochs` (E) is positive. With `evaluate` the site evaluates
     the base first, and reports. `deadline_seconds` counts from receipt; 0 means none is set yet.
     With `seconds` the period is time-boxed: after so many seconds of training the site ends it at
-    the next step, after one step at least, and delivers what it has.
+    the next step, after one step at least, and delivers what it has. `applied`: the site's updates
+    before this clock are settled for good; None: all before this period are.
     """
 
     job: str
@@ -141,6 +142,7 @@ class Train(Message, frozen=True, kw_only=True, tag="train"):
     evaluate: bool = False
     deadline_seconds: float = 0.0
     seconds: float = 0.0
+    applied: Whole | None = None
 
 
 class Evaluate(Message, frozen=True, kw_only=True, tag="evaluate"):

@@ -53,13 +53,15 @@ def write_version(path: Path, layout: Layout, version: int, parts: Parts) -> str
 
 
 class Site:
-    """One site of a job. `version` is what it was given last."""
+    """One site of a job. `version` is what it was given last; time passes by its steps only."""
 
     def __init__(self, folder: Path, task: Task, **load: Any) -> None:
+        self.now = 0.0
+        self.step_seconds = 0.0
         self.folder = folder
         self.task = task
         self.load = make_load(folder, **load)
-        self.job = LocalJob(self.load, task)
+        self.job = LocalJob(self.load, task, lambda: self.now)
         self.steps = 0
         self.base = folder / "base.body"
         self.job.make_init(self.base)
@@ -68,7 +70,8 @@ class Site:
 
     def restart(self, task: Task | None = None) -> None:
         """What a new worker process does."""
-        self.job = LocalJob(self.load, task or type(self.task)(self.task.options))
+        task = task or type(self.task)(self.task.options)
+        self.job = LocalJob(self.load, task, lambda: self.now)
 
     def give(self, version: int, parts: Parts) -> None:
         self.version = {name: part.clone() for name, part in parts.items()}
@@ -99,4 +102,5 @@ class Site:
         return meta, parts
 
     def _between(self, step: int, of: int) -> None:
+        self.now += self.step_seconds * (step - self.steps if step else 0)
         self.steps = step

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,45 @@ def test_a_queued_update_goes_when_the_next_period_begins(tmp_path: Path):
     site.settle("queued", 0)
     site.train(1)
     assert [path.name for path in tmp_path.glob("update-*")] == ["update-1-1-1"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_produced_is_applied_and_residual_and_discards_in_every_entry(tmp_path: Path, seed: int):
+    """Over verdicts of every kind, with the worker killed between any two; a twin whose updates are
+    never given back tells what each period produced.
+    """
+    rng = random.Random(seed)
+    spec = make_spec(optimizer=ADAM)
+    site = Site(tmp_path / "site", Linear(), spec=spec)
+    twin = Site(tmp_path / "twin", Linear(), spec=spec)
+    zero = torch.zeros_like(site.version["params"])
+    produced, applied, discards, owed = zero.clone(), zero.clone(), zero.clone(), zero.clone()
+    for clock in range(14):
+        sent, made = site.train(clock)[1]["delta"], twin.train(clock)[1]["delta"]
+        assert sent.equal(made + owed), "what was owed is in the next update, all of it"
+        produced += made
+        verdict = rng.choice(["counted", "queued", "refused_return", "refused_drop", "voided"])
+        if verdict == "voided":
+            site.settle("queued", clock)
+        if rng.random() < 0.5:
+            site.restart()
+        site.settle("refused_return" if verdict == "voided" else verdict, clock)
+        twin.settle("refused_drop" if verdict == "refused_drop" else "counted", clock)
+        match verdict:
+            case "refused_return" | "voided":
+                owed = sent
+            case "refused_drop":
+                discards += made  # what was owed before is owed still
+            case _:
+                applied, owed = applied + sent, zero
+        if rng.random() < 0.5:
+            site.restart()
+        residual = site.job.state.residual()
+        torch.testing.assert_close(zero if residual is None else residual, owed, rtol=0, atol=0)
+        torch.testing.assert_close(produced, applied + owed + discards)
+        base = {name: part + 0.01 * clock for name, part in site.version.items()}
+        for one in (site, twin):
+            one.give(clock + 1, base)
 
 
 class Diverging(Linear):
@@ -361,7 +401,7 @@ def test_a_death_at_any_point_leaves_a_state_that_goes_on(
         one.period(0)
     expected = whole.period(1)[1]["delta"]
 
-    def die(*_: object) -> None:
+    def die(*_: object, **__: object) -> None:
         raise CrashError
 
     with monkeypatch.context() as patch:

@@ -178,6 +178,92 @@ def test_a_base_is_kept_until_the_next_one_is_there():
     assert api.KeepBases(job="j", versions=(2,)) in site.last
 
 
+def test_a_base_that_is_here_is_not_fetched_again():
+    site = Site().ready().training(0)
+    site.trained()
+    site.hear(api.Stands(identity=identity(0), receipt=receipt("queued")))
+    site.told(train_of(1, version=0))
+    site.settled()
+    period = site.asks(site.last)[-1]
+    assert isinstance(period, ipc.TrainPeriod)
+    assert (period.clock, period.base_version) == (1, 0)
+    assert len(site.of(api.Fetch)) == 1
+
+
+def test_a_pinned_read_goes_straight_to_its_version_whatever_is_newer():
+    site = Site().ready()
+    site.told(train_of(0, version=5))
+    site.hear(api.Fetched(job="j", version=5))
+    site.trained()
+    site.hear(api.Stands(identity=identity(0), receipt=receipt("counted")))
+    site.settled()
+    site.told(train_of(1, version=3))
+    assert site.of(api.Fetch, site.last) == [api.Fetch(job="j", base=ref(3))]
+    site.hear(api.Fetched(job="j", version=3))
+    period = site.asks(site.last)[-1]
+    assert isinstance(period, ipc.TrainPeriod)
+    assert (period.base_version, period.base_digest) == (3, "d3")
+    assert site.of(api.KeepBases)[-1].versions == (3,)
+
+
+def test_another_snapshot_under_the_same_number_is_fetched_in_its_place():
+    site = Site().ready().training(0)
+    site.trained()
+    site.hear(api.Stands(identity=identity(0), receipt=receipt("counted")))
+    site.settled()
+    base = VersionRef(version=0, digest="other", bytes=100)
+    site.told(msgspec.structs.replace(train_of(1), base=base))
+    assert site.last == [api.KeepBases(job="j", versions=()), api.Fetch(job="j", base=base)]
+    site.hear(api.Fetched(job="j", version=0))
+    period = site.asks(site.last)[-1]
+    assert isinstance(period, ipc.TrainPeriod)
+    assert period.base_digest == "other"
+
+
+def test_a_base_that_the_evaluation_needs_stays_when_that_of_a_period_comes():
+    site = Site().ready()
+    site.told(messages.Evaluate(job="j", base=ref(4)))
+    site.hear(api.Fetched(job="j", version=4))
+    site.says(ipc.WorkerFailed(reason="no memory just now"))
+    site.told(messages.Evaluate(job="j", base=ref(4)), train_of(0, version=2))
+    site.hear(api.Fetched(job="j", version=2))
+    assert site.of(api.KeepBases)[-1].versions == (2, 4)
+    assert len(site.of(api.Fetch)) == 2
+
+
+def test_a_period_that_its_time_box_cut_is_told_in_a_sentence():
+    site = Site().ready()
+    site.told(msgspec.structs.replace(train_of(0), seconds=2.5, applied=0))
+    site.hear(api.Fetched(job="j", version=0))
+    period = site.asks(site.last)[-1]
+    assert isinstance(period, ipc.TrainPeriod)
+    assert (period.seconds, period.applied) == (2.5, 0)
+    trained = ipc.Trained(
+        epoch=1, clock=0, attempt=1, path="x", bytes=1, seconds=2.6, steps=12, of=40, cut=True
+    )
+    site.says(trained)
+    said = site.of(api.Say, site.last)
+    assert [say.text for say in said] == [
+        "clock 0 (epoch 1) was cut at step 12 of 40 by its time box of 2.5 s"
+    ]
+    assert not said[0].warning
+    assert site.of(api.Upload, site.last)
+
+
+def test_a_later_word_finds_its_update_although_later_ones_were_settled_since():
+    site = Site().ready()
+    for clock in range(2):
+        site.training(clock)
+        site.trained(clock)
+        site.hear(api.Stands(identity=identity(clock), receipt=receipt("queued")))
+        site.settled(clock)
+    word = messages.Settled(job="j", epoch=1, clock=0, verdict="refused_return", reason="void")
+    site.told(word)
+    assert site.asks(site.last) == [
+        ipc.Settle(epoch=1, clock=0, attempt=0, verdict="refused_return")
+    ]
+
+
 def test_an_evaluation_is_fetched_evaluated_and_reported():
     site = Site().ready()
     site.told(messages.Evaluate(job="j", base=ref(4)))

@@ -27,10 +27,10 @@ def make(folder: Path, clock: int) -> str:
     return name
 
 
-def give_back(state: Path, body: Path, target: Path, name: str) -> None:
+def give_back(state: Path, body: Path, target: Path, returned: list[str]) -> None:
     value = read_value(state)
     count = value.get("residual", 0) + len(body.read_bytes())
-    write_state(target, value | {"returned": name, "residual": count}, ())
+    write_state(target, value | {"returned": returned, "residual": count}, ())
 
 
 @pytest.fixture
@@ -65,7 +65,7 @@ def test_a_returned_update_is_put_back_once(folder: Path, queued: bool):
         sitestate.settle(folder, name, "queued", give_back)
         assert [record.clock for record in sitestate.unsettled(folder)] == [0]
     sitestate.settle(folder, name, "refused_return", give_back)
-    assert current(folder) == {"update": name, "returned": name, "residual": 4}
+    assert current(folder) == {"update": name, "returned": [name], "residual": 4}
     make(folder, 0)  # as if it died before the folder was removed
     sitestate.settle(folder, name, "refused_return", give_back)
     assert current(folder)["residual"] == 4
@@ -77,6 +77,70 @@ def test_a_queued_update_that_is_dropped_later_is_a_discard(folder: Path):
     sitestate.settle(folder, name, "refused_drop", give_back)
     assert current(folder) == {"update": name}
     assert sitestate.unsettled(folder) == ()
+
+
+@pytest.mark.parametrize("verdict", ["queued", "counted", "refused_drop", "refused_return"])
+@pytest.mark.parametrize("died", [False, True])
+def test_a_queued_update_that_comes_back_when_a_later_one_is_made_is_in_the_next_period(
+    folder: Path, verdict: Any, died: bool
+):
+    """Whatever becomes of the later one, and also when the first verdict is repeated."""
+    first = make(folder, 0)
+    sitestate.settle(folder, first, "queued", give_back)
+    second = make(folder, 1)
+    body = (folder / first / sitestate.BODY).read_bytes()
+    sitestate.settle(folder, first, "refused_return", give_back)
+    if died:
+        (folder / first).mkdir()
+        (folder / first / sitestate.BODY).write_bytes(body)
+        sitestate.settle(folder, first, "refused_return", give_back)
+    sitestate.settle(folder, second, verdict, give_back)
+    assert current(folder)["residual"] == (8 if verdict == "refused_return" else 4)
+    assert current(folder)["update"] == (first if verdict == "refused_drop" else second)
+
+
+def test_a_return_that_was_half_done_is_completed_and_not_repeated(folder: Path):
+    """The process dies after each of the two writes; the verdict comes again."""
+    for writes in (1, 2):
+        first, second = make(folder, 0), make(folder, 1)
+        sitestate.settle(folder, first, "queued", give_back)
+        left = [writes]
+
+        def dies(state: Path, body: Path, target: Path, returned: list[str]) -> None:
+            if not left[0]:  # noqa: B023
+                raise KeyboardInterrupt
+            left[0] -= 1  # noqa: B023
+            give_back(state, body, target, returned)
+
+        if writes == 1:
+            with pytest.raises(KeyboardInterrupt):
+                sitestate.settle(folder, first, "refused_return", dies)
+        else:
+            sitestate.settle(folder, first, "refused_return", dies)
+        sitestate.settle(folder, first, "refused_return", give_back)
+        assert current(folder)["residual"] == 4
+        assert read_value(folder / second / sitestate.STATE)["residual"] == 4
+        sitestate.settle(folder, second, "counted", give_back)
+        assert current(folder)["residual"] == 4
+        sitestate.current_state(folder).unlink()
+
+
+def test_queued_updates_go_when_they_are_settled_for_good(folder: Path):
+    for clock in range(3):
+        sitestate.settle(folder, make(folder, clock), "queued", give_back)
+    sitestate.forget_queued(folder, 1)
+    assert [record.clock for record in sitestate.unsettled(folder)] == [1, 2]
+    make(folder, 3)
+    sitestate.forget_queued(folder, None)
+    assert [record.clock for record in sitestate.unsettled(folder)] == [3]
+
+
+def test_an_update_is_found_without_its_attempt(folder: Path):
+    name = make(folder, 4)
+    make(folder, 44)
+    assert sitestate.find_update(folder, 1, 4, 0) == name
+    assert sitestate.find_update(folder, 1, 4, 1) == name
+    assert sitestate.find_update(folder, 1, 5, 0) == "update-1-5-0"
 
 
 def test_unsettled_updates_are_listed_in_order(folder: Path):

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import pytest
@@ -72,13 +72,37 @@ def test_every_pass_has_every_example_once_in_an_order_of_its_own():
     assert first != second
 
 
-def test_epochs_begin_at_a_whole_pass():
+def test_epochs_are_whole_passes():
     stream = make(numbers(10))
-    periods(stream, first=0, last=1, steps=2)
     batches = list(period_batches(stream, steps=0, epochs=2))
     assert len(batches) == 6
-    assert stream.position == (3, 0)
+    assert stream.position == (2, 0)
     assert stream.batches_per_pass == 3
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_epochs_after_a_cut_go_on_where_the_data_was(cut: int):
+    """Else the end of the data would never have its turn at a site that is always cut."""
+    stream = make(numbers(10))
+    before = list(islice(period_batches(stream, steps=0, epochs=1), cut))
+    after = list(period_batches(stream, steps=0, epochs=1))
+    assert len(after) == stream.batches_per_pass
+    seen = [float(x) for batch in [*before, *after][:3] for x in batch[0]]
+    assert sorted(seen) == [float(i) for i in range(10)]
+
+
+class Unknown:
+    """Batches of which nobody knows how many there are."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([torch.zeros(2), torch.ones(2), torch.ones(1)])
+
+
+@pytest.mark.parametrize(("cut", "left"), [(1, 5), (2, 4), (3, 6)])
+def test_the_rest_of_a_pass_of_unknown_length_is_the_first_pass(cut: int, left: int):
+    stream = make(Unknown())
+    list(islice(period_batches(stream, steps=0, epochs=2), cut))
+    assert len(list(period_batches(stream, steps=0, epochs=2))) == left
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from client import ipc, sitestate
+from client.pipes import Pipe
 from client.statefile import StateReader, read_value
-from client.stub import pretend_delta, pretend_params
+from client.stub import Stub, pretend_delta, pretend_params
 from protocol.bodies import BodyMeta, SnapshotMeta, UpdateMeta
 from protocol.bodyio import BodyReader
 from protocol.jobspec import Local
@@ -139,6 +140,60 @@ def test_a_waiting_period_goes_on_at_a_byte_and_ends_at_a_stop(
     with gate.open("wb") as file:
         file.write(b"1")
     assert isinstance(worker.receive(), ipc.Trained)
+
+
+class Clockwork(Pipe):
+    """A pipe on which nothing comes: time passes as the stub lets it pass."""
+
+    def __init__(self) -> None:
+        super().__init__(-1, -1)
+        self.now = 100.0
+        self.sent: list[ipc.WorkerMessage] = []
+
+    def stop_asked(self) -> bool:
+        return False
+
+    def stop_within(self, seconds: float) -> bool:
+        self.now += max(seconds, 0.0)
+        return False
+
+    def send(self, message: ipc.WorkerMessage) -> None:
+        self.sent.append(message)
+
+
+@pytest.mark.parametrize(
+    ("clock", "seconds", "steps", "took"),
+    [(0, 0.0, 10, 5.0), (1, 2.0, 4, 2.0), (1, 0.1, 1, 0.5), (3, 0.0, 10, 50.0), (3, 9.0, 2, 10.0)],
+)
+def test_steps_take_their_time_and_more_at_a_straggling_clock(
+    tmp_path: Path, clock: int, seconds: float, steps: int, took: float
+):
+    options = {"step_seconds": "0.5", "straggle_at": "3", "straggle": "10"}
+    pipe = Clockwork()
+    stub = Stub(make_load(tmp_path, options=options), pipe, lambda: pipe.now)
+    base = tmp_path / "base"
+    stub.make_init(base)
+    digest = read_body(base)[0].digest  # type: ignore[union-attr]
+    train = make_train(base, digest, clock, steps=10, seconds=seconds)
+    stub.train(train)
+    trained = pipe.sent[-1]
+    assert isinstance(trained, ipc.Trained)
+    assert (trained.steps, trained.of, trained.cut) == (steps, 10, steps < 10)
+    assert trained.seconds == pytest.approx(took)
+    meta, _ = read_body(Path(trained.path) / "body")
+    assert isinstance(meta, UpdateMeta)
+    assert (meta.steps, meta.effective_steps) == (steps, steps)
+    assert sum(isinstance(message, ipc.Stepped) for message in pipe.sent) <= 1 + took / 2
+    stub.train(train)
+    assert pipe.sent[-1] == trained, "asked for again it is answered from its folder"
+
+
+def test_a_stop_ends_a_slow_step_at_once(tmp_path: Path, worker: WorkerProcess):
+    stub = Started(tmp_path, worker, options={"step_seconds": "3600"})
+    worker.send(make_train(stub.base, stub.digest))
+    assert isinstance(worker.receive(), ipc.Stepped)
+    worker.send(ipc.Stop())
+    assert isinstance(worker.receive(), ipc.Stopped)
 
 
 def test_a_death_in_the_middle_leaves_no_update_and_is_cleaned_up(tmp_path: Path):

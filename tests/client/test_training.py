@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from client import sitestate
 from client.optimizers import UnitRun, make_optimizer
 from client.task import Data, SiteContext, Task
 from protocol.jobspec import Local, Optimizer
@@ -61,6 +62,52 @@ def test_a_schedule_goes_on_across_periods_and_restarts(tmp_path: Path, state: A
         rates.append(meta.metrics["lr"].value)
         assert parts["delta"].item() == pytest.approx(-2 * rates[-1], abs=1e-6)
     assert rates == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.001])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps"), [(0.5, 1), (1.0, 1), (2.5, 3), (9.5, 10), (60.0, 10), (0.0, 10)]
+)
+def test_a_time_box_ends_the_period_at_the_next_step(tmp_path: Path, seconds: float, steps: int):
+    """What was done is delivered, at least one step; the figures are those of the steps taken."""
+    site = Site(tmp_path, Constant(), spec=make_spec(optimizer=CONSTANT))
+    site.step_seconds = 1.0
+    meta, parts = site.train(steps=10, seconds=seconds)
+    record = sitestate.read_record(tmp_path / "update-1-0-1")
+    assert (meta.steps, record.steps, record.of) == (steps, steps, 10)
+    assert record.cut == (steps < 10)
+    assert meta.train_seconds == steps
+    assert meta.metrics["train_loss"].examples == steps
+    twin = Site(tmp_path / "twin", Constant(), spec=make_spec(optimizer=CONSTANT))
+    plain, expected = twin.train(steps=steps)
+    assert parts["delta"].equal(expected["delta"])
+    assert meta.effective_steps == plain.effective_steps
+    done = meta.metrics.get("period_done")
+    assert (done and done.value) == (steps / 10 if seconds else None)
+
+
+def test_a_time_box_cuts_epochs_too_and_the_data_goes_on(tmp_path: Path):
+    """8 examples, 2 epochs, 5 steps in time: the third period has seen 15 batches, no more."""
+    site = Site(tmp_path, Constant(), spec=make_spec(optimizer=CONSTANT))
+    site.step_seconds = 1.0
+    for clock in range(3):
+        if clock == 2:
+            site.restart()
+        meta, _ = site.period(clock, steps=0, epochs=2, seconds=4.5)
+        assert meta.steps == 5
+        assert meta.metrics["period_done"].value == 5 / 16
+    assert site.job.stream.position == (1, 7)
+
+
+def test_a_schedule_counts_the_steps_that_were_taken(tmp_path: Path):
+    """3 of 10 steps a period: the rate falls after every fourth step, wherever that is."""
+    site = Site(tmp_path, Stepwise(), spec=make_spec(optimizer=Optimizer(lr=0.1, batch_size=1)))
+    site.step_seconds = 1.0
+    found = []
+    for clock in range(3):
+        if clock == 1:
+            site.restart()
+        found.append(site.period(clock, steps=10, seconds=3.0)[1]["delta"].item())
+    assert found == pytest.approx([-0.3, -0.12, -0.021], abs=1e-6)
 
 
 class Multi(Constant):
