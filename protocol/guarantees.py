@@ -25,7 +25,12 @@ def _bsp(spec: JobSpec) -> tuple[str, ...]:
                 "an earlier round, and then its staleness is in the journal"
             )
         ]
-    found.append("the same seed and the same sites in each round give the same bits")
+    if pacing.partial:
+        found.append(
+            "how many steps a site did depends on its clock: runs do not repeat bit for bit"
+        )
+    else:
+        found.append("the same seed and the same sites in each round give the same bits")
     if most:
         found.append(
             f"a round closes with the first {most} updates: which ones depends on time, and a site "

@@ -21,6 +21,7 @@ def said(sites: Sites | None = None, **pacing: Any) -> str:
     ("pacing", "says", "silent"),
     [
         ({}, "is lost", "first"),
+        ({"partial": True}, "do not repeat bit for bit", "the same bits"),
         ({"first": 2}, "closes with the first 2 updates", "nobody ever waits"),
         ({"late": "return"}, "stays in its site's residual", "is lost"),
         ({"late": "fold"}, "its staleness is in the journal", "is lost"),
