@@ -117,11 +117,13 @@ class Sessions:
             heapq.heapify(self._queue)
 
     def heard(self, site: str, now: float) -> None:
-        """Any byte is life: it also revives a session whose connection had closed."""
+        """Any byte is life: it also revives a session whose connection had closed. It never
+        shortens a lease that was extended.
+        """
         session = self._by_site.get(site)
         if session is not None and session.instance:
             session.heard_at = now
-            session.ends_at = now + self._lease
+            session.ends_at = max(session.ends_at, now + self._lease)
             session.closed = False
 
     def close(self, site: str, now: float) -> None:

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
-from coordinator.assign import works_for
+from collections.abc import Sequence
+from unittest import mock
+
+from hypothesis import given, settings
+
+from coordinator import assign
+from coordinator.assign import Assignment, works_for
+from coordinator.run import Run
+from coordinator.sessions import Session, Sessions
 from protocol.jobspec import Sites
 from protocol.messages import EndJob, Prepare
 from tests.coordinator.coretools import World, make_spec
+from tests.coordinator.histories import Step, histories, play
 
 
 def test_jobs_take_free_sites_in_the_order_of_their_submission() -> None:
@@ -78,3 +87,40 @@ def test_paused_and_draining_jobs_take_no_new_sites() -> None:
     here.connect("d")
     assert here.all(Prepare) == []
     assert works_for([], "c") == []
+
+
+class _Checked(Assignment):
+    """Compares with looking at every session."""
+
+    found = 0
+
+    def pairs(self, runs: Sequence[Run], sessions: Sessions) -> list[tuple[Run, Session]]:
+        expected = assign.assign(runs, list(sessions), self._site_jobs_max)
+        found = super().pairs(runs, sessions)
+        assert found == expected
+        type(self).found += len(found)
+        return found
+
+
+def _told(history: list[Step], site_jobs_max: int) -> int:
+    with mock.patch.object(assign, "Assignment", _Checked):
+        here = World(site_jobs_max=site_jobs_max, lease_seconds=8.0)
+        for step in history:
+            play(here, step)
+    return _Checked.found
+
+
+@settings(max_examples=150, deadline=None)
+@given(histories)
+def test_looking_where_something_changed_finds_what_looking_at_all_finds(
+    history: list[Step],
+) -> None:
+    for site_jobs_max in (1, 2):
+        _told(history, site_jobs_max)
+
+
+def test_a_site_that_a_job_lets_go_is_given_the_next_one() -> None:
+    before = _Checked.found
+    history = [("submit", "a", job, 0) for job in "jk"] + [("connect", "a", "j", 2)]
+    assert _told(history, 1) - before == 1
+    assert _told([*history, ("decline", "a", "j", 0)], 1) - before == 3  # one, and two more

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
 
 from coordinator import actions as a
+from coordinator import evaluation, lifecycle
 from coordinator import stimuli as s
 from coordinator.core import Core, CoreConfig
+from coordinator.run import Run
 from coordinator.sessions import Admitted, Refused
 from protocol import messages as m
 from protocol.errors import ConflictError, NotFoundError
 from protocol.jobspec import Sites, Stop
 from tests.coordinator.coretools import LAYOUT, World, make_spec
+from tests.coordinator.histories import Step, histories, play
 
 
 @pytest.mark.parametrize(
@@ -186,3 +190,51 @@ def test_an_idle_core_never_wakes() -> None:
     assert core.resume(6.0) == []
     assert core.last_heard_seconds("a", 6.0) is None
     assert LAYOUT.dense_bytes() == 16
+
+
+def _first_due(core: Core) -> float | None:
+    """`wake_at` by looking at everything."""
+    runs = [run for run in core._runs.values() if not (run.job.terminal and run.released)]
+    due = [at for run in runs for at in lifecycle.deadlines(run)]
+    due += [asked.deadline for run in runs for asked in run.evaluating.values()]
+    due += [session.ends_at for session in core.sessions()]
+    return min(due, default=None)
+
+
+def _still_evaluating(run: Run) -> set[str]:
+    """Whose report on the last version is waited for, by looking at all members."""
+    job, everybody = run.job, run.job.spec.evaluation.sites
+    return {
+        member.site
+        for member in job.active()
+        if member.eval_examples > 0
+        and (everybody or member.role == "evaluator")
+        and member.evaluated_version < job.number
+        and run.unevaluated.get(member.site) != job.number
+    }
+
+
+@settings(max_examples=200, deadline=None)
+@given(histories)
+def test_what_is_kept_up_to_date_is_what_looking_at_everything_finds(history: list[Step]) -> None:
+    here = World(lease_seconds=8.0, evaluation_timeout_seconds=15.0)
+    for step in history:
+        play(here, step)
+        core = here.core
+        assert core.wake_at() == _first_due(core)
+        over = {name for name, run in core._runs.items() if run.job.terminal and run.released}
+        assert set(core._live) == set(core._runs) - over
+        for run in core._runs.values():
+            job = run.job
+            assert job.spooled_bytes == sum(spool.bytes for spool in job.spools.values())
+            if job.round is not None:
+                at_work = {name for name, t in job.round.tasks.items() if t.state == "training"}
+                assert job.round.training == at_work
+            if job.state == "running":
+                assert not evaluation.reached(job)
+            if job.state == "draining" and not job.at_work and job.version is not None:
+                assert run.last_word is not None
+                waits = _still_evaluating(run)
+                assert set(run.last_word.waits) == waits
+                ready = {name for name in waits if run.present.get(name) == "ready"}
+                assert ready <= set(run.evaluating)
