@@ -485,6 +485,7 @@ def _closed(job: Job, event: j.RoundClosed, now: float) -> None:
     if event.cohort:
         return
     job.failed_in_row += 1
+    job.turnarounds = ()  # what is late is not measured: all may have become slower
     job.failures = (*job.failures, (event.round, event.reason))[-FAILURES_MAX:]
 
 

@@ -330,6 +330,19 @@ def test_a_measured_deadline_follows_what_periods_take() -> None:
     assert lasted(world)[4] == pytest.approx(deadlines[4], abs=0.1)
 
 
+def test_a_measured_deadline_is_measured_anew_when_all_have_become_slower() -> None:
+    """What is late is not measured: else every round from here on would be void."""
+    paces = {name: [1.0] * 4 + [10.0] * 9 for name in "abc"}
+    world = offsets(paces)
+    pacing = Pacing(deadline="measured", deadline_seconds=600.0, failed_rounds_max=2)
+    world.submit("j", job(pacing, sites=3, versions=8))
+    settle(world)
+    assert world.core.job("j").state == "finished"
+    void = [e for e in events(world, j.RoundClosed) if not e.cohort]
+    assert len(void) == 1
+    assert [len(e.cohort) for e in events(world, j.RoundClosed) if e.cohort] == [3] * 8
+
+
 @pytest.mark.parametrize("late", ["drop", "return", "fold"])
 def test_the_fastest_m_close_the_round_and_late_ones_are_dealt_with_as_the_job_says(
     late: Any,
