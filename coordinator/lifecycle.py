@@ -280,8 +280,8 @@ def _no_memory(run: Run, around: Around) -> str:
 
 
 def spool_bytes(job: Job) -> int:
-    """Bytes of updates that this job holds, or will when its open round is in."""
-    coming = len(job.round.training) if job.round is not None else 0
+    """Bytes of updates that this job holds, or will when everybody at work is in."""
+    coming = (len(job.round.training) if job.round is not None else 0) + len(job.carried)
     return job.kept_bytes + job.spooled_bytes + coming * job.dense_bytes
 
 
@@ -304,8 +304,9 @@ def _no_spool(run: Run, batch: Batch, around: Around, updates: int) -> str:
 
 def _stop_rules(run: Run, batch: Batch) -> None:
     job, stop = run.job, run.job.spec.stop
-    reason = evaluation.reached(job) if run.unjudged else ""
-    run.unjudged = False
+    due = run.unjudged or run.judged != job.number
+    run.unjudged, run.judged = False, job.number
+    reason = evaluation.reached(job) if due else ""
     if not reason and stop.versions is not None and job.number >= stop.versions:
         reason = f"version {job.number} was reached"
     if not reason and stop.seconds is not None and job.ran_seconds(batch.now) >= stop.seconds:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from coordinator import journal as j
+from coordinator.lifecycle import spool_bytes
 from protocol.jobspec import JobSpec, Pacing, Sites, Stop
 from protocol.messages import Train
 from simulation.faults import Faults
@@ -381,6 +382,17 @@ def test_late_updates_do_not_close_the_round_that_they_come_into() -> None:
     assert set(fresh) == {2}
     assert closed[1].reason == "all are in, and 2 of earlier rounds"
     assert {part.site for e in closed for part in e.cohort} == set(paces)
+
+
+def test_room_is_kept_for_updates_that_come_late() -> None:
+    world = offsets({"a": [1.0], "b": [1.0], "slow": [600.0]})
+    world.submit("j", job(Pacing(first=2, late="fold"), sites=3, versions=9))
+    world.run(lambda: world.core.job("j").number == 1)
+    open_ = world.core.job("j")
+    assert list(open_.carried) == ["slow"]
+    held = sum(spool.bytes for spool in open_.spools.values())
+    at_work = len(open_.round.training) if open_.round is not None else 0
+    assert spool_bytes(open_) == held + (at_work + 1) * open_.dense_bytes
 
 
 def test_over_selection_draws_more_and_closes_with_what_was_asked_for() -> None:
