@@ -8,6 +8,7 @@ going straight to the newest when they are slow. The last version is evaluated b
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Final
 
 from coordinator.job import Job, Member, Report
 from coordinator.journal import EvaluationReported, SiteFailed
@@ -15,6 +16,8 @@ from coordinator.run import Asked, Batch, LastWord, Run
 from protocol.messages import Evaluate, Evaluated
 from protocol.metrics import Combined, check_metrics, combine
 from protocol.words import span
+
+LOOKS: Final = 16  # a target is looked at so many times, about, while a version's reports double
 
 
 def before_training(job: Job, member: Member, version: int) -> bool:
@@ -88,7 +91,6 @@ def _last_wanted(run: Run, site: str) -> bool:
 
 def changed(run: Run, site: str) -> None:
     """A site came, left, is ready, or has evaluated or given up: it is looked at again."""
-    run.unjudged = True
     if run.last_word is not None:
         run.last_word.changed.add(site)
 
@@ -140,6 +142,10 @@ def reported(run: Run, batch: Batch, site: str, event: Evaluated) -> None:
         ),
     )
     changed(run, site)
+    # Adding up many reports once more for each of them would cost a large fleet its time.
+    count = len(job.reports[event.version]) if event.version in job.reports else 0
+    part = count % (1 + count // LOOKS) == 0 or count >= _able(job)
+    run.unjudged = run.unjudged or part or member.role == "evaluator"
 
 
 def gave_up(run: Run, site: str) -> None:
@@ -177,13 +183,18 @@ def reached(job: Job) -> str:
 
 
 def _decisive(job: Job, reports: dict[str, Report]) -> dict[str, Report]:
-    if any(member.role == "evaluator" for member in job.members.values()):
+    if job.evaluators:
         return {site: report for site, report in reports.items() if report.role == "evaluator"}
-    able = [m for m in job.roster.sites if m.eval_examples > 0]
-    drawn = min(job.spec.sites.select or len(able), len(able))
-    need = max(job.spec.pacing.quorum, drawn // 2 + 1)
+    need = max(job.spec.pacing.quorum, _able(job) // 2 + 1)
+    if len(reports) < need:
+        return {}
     having = {site: report for site, report in reports.items() if report.examples > 0}
     return having if len(having) >= need else {}
+
+
+def _able(job: Job) -> int:
+    """How many sites can report on one version."""
+    return min(job.spec.sites.select or job.roster.testing, job.roster.testing)
 
 
 def _combine(job: Job, reports: dict[str, Report]) -> dict[str, Combined]:

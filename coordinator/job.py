@@ -147,6 +147,7 @@ class Job:
     members: dict[str, Member] = field(default_factory=dict)
     # The active ones of them; it follows from `members`, so comparing it would say nothing new.
     roster: Roster[Member] = field(default_factory=Roster, compare=False, repr=False)
+    evaluators: int = 0  # members, active or not
     refused: dict[str, str] = field(default_factory=dict)
     init_site: str = ""
     init_asked_at: float = 0.0
@@ -294,6 +295,9 @@ def _entered(job: Job, event: j.SiteEntered) -> None:
     before = job.members.get(event.site)
     if before is not None and before.active:
         job.roster.leave(before)
+    if before is not None and before.role == "evaluator":
+        job.evaluators -= 1
+    job.evaluators += event.role == "evaluator"
     member = job.members[event.site] = Member(
         site=event.site,
         role=event.role,

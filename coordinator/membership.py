@@ -150,6 +150,7 @@ def leave(run: Run, batch: Batch, site: str, reason: str) -> None:
     if member is not None and member.active:
         conductor.leave_out(run, batch, site, reason)
         batch.emit(job, SiteEnded(job=job.id, site=site, epoch=member.epoch, reason=reason))
+        run.unjudged = True  # a quorum is fewer now
     _forget(run, batch, site)
 
 

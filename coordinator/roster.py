@@ -30,6 +30,10 @@ class Listed(Protocol):
         """The next period to be settled."""
 
     @property
+    def eval_examples(self) -> int:
+        """How much test data it has."""
+
+    @property
     def trains(self) -> bool:
         """An active site with training data."""
 
@@ -49,6 +53,7 @@ class Roster(Generic[M]):
     training: list[M] = field(default_factory=list)  # sites with training data
     idle: list[M] = field(default_factory=list)  # evaluators, and sites without training data
     clocks: dict[int, int] = field(default_factory=dict)  # how many sites that train are at it
+    testing: int = 0  # sites with test data
 
     def enter(self, member: M) -> None:
         """A member has become active (it was not)."""
@@ -67,6 +72,7 @@ class Roster(Generic[M]):
         for part in (self.everybody, self.sites, self.evaluators, self.training, self.idle):
             part.clear()
         self.clocks.clear()
+        self.testing = 0
 
     def moved(self, before: int, member: M) -> None:
         """An active member's clock was `before` and is another now."""
@@ -86,6 +92,8 @@ class Roster(Generic[M]):
         )
 
     def _count(self, member: M, by: int) -> None:
+        if member.role == "site" and member.eval_examples > 0:
+            self.testing += by
         if member.trains:
             self._add(member.clock, by)
 

@@ -98,7 +98,8 @@ class Run:
     evaluating: dict[str, Asked] = field(default_factory=dict)  # in the order of asking
     unevaluated: dict[str, int] = field(default_factory=dict)  # site -> version it failed on
     last_word: LastWord | None = None
-    unjudged: bool = True  # reports or members changed since the target was last looked at
+    unjudged: bool = True  # reports came or members left since the target was last looked at
+    judged: int = -1  # the newest version when it was
     init_asked: bool = False
     commit_asked: bool = False
     checkpoint_asked: bool = False

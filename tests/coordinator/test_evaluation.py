@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 
+from coordinator import evaluation
 from coordinator.evaluation import newest, reached
+from coordinator.job import Job
 from coordinator.journal import SiteFailed
 from protocol import messages as m
 from protocol.errors import MalformedError
@@ -179,3 +183,37 @@ def test_metrics_for_people_come_from_the_newest_decisive_version() -> None:
     metrics, version = newest(here.job)
     assert version == 1
     assert metrics["accuracy"].worst_site == "b"
+
+
+def _with_many(*values: float) -> tuple[World, list[int]]:
+    """So many sites report these accuracies on version 0, and how many reports were there each time
+    when the target was looked at.
+    """
+    names = [f"site-{index:02d}" for index in range(len(values))]
+    here = World()
+    here.running(*names, spec=make_spec(sites=Sites(wanted=len(names)), stop=TARGET))
+    looked: list[int] = []
+
+    def look(job: Job) -> str:
+        looked.append(sum(map(len, job.reports.values())))
+        return reached(job)
+
+    with mock.patch.object(evaluation, "reached", look):
+        for name, value in zip(names, values, strict=True):
+            here.evaluated(name, 0, accuracy=value)
+    return here, looked
+
+
+def test_a_target_is_looked_at_with_every_report_of_a_few_sites() -> None:
+    here, looked = _with_many(*[0.1] * 12)
+    assert looked == list(range(1, 13))
+    assert here.job.state == "running"
+
+
+def test_a_target_is_looked_at_seldom_when_many_sites_report_and_when_all_have() -> None:
+    here, looked = _with_many(*[0.1] * 61)
+    assert len(looked) < 61 * 2 / 3
+    assert looked[-1] == 61
+    here, looked = _with_many(*[0.8995] * 60, 1.0)  # enough only with the last one
+    assert here.job.state == "draining"
+    assert "at version 0 reached the target 0.9" in here.job.reason

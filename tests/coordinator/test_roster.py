@@ -27,7 +27,7 @@ def enter(job: Job, site: str, role: SiteRole = "site", clock: int = 0, train: i
         epoch=before.epoch + 1 if before else 1,
         clock=clock,
         train_examples=train,
-        eval_examples=0,
+        eval_examples=clock,
         layout_digest="",
     )
     evolve(job, event, 0.0)
@@ -62,6 +62,7 @@ def looked_through(job: Job) -> Roster[Member]:
         training=[member for member in active if member.trains],
         idle=[member for member in active if not member.trains],
         clocks={clock: clocks.count(clock) for clock in clocks},
+        testing=sum(member.eval_examples > 0 for member in sites),
     )
 
 
@@ -89,6 +90,7 @@ def test_it_is_what_looking_through_all_members_finds(history: list[tuple[object
             epoch = job.members[site].epoch - bool(rest[0])  # of this term, or of one before
             (leave if what == "leave" else settle)(job, site, epoch)
         assert job.roster == looked_through(job)
+        assert job.evaluators == sum(m.role == "evaluator" for m in job.members.values())
         assert job.roster.lowest_clock() == min(job.roster.clocks, default=None)
 
 
