@@ -8,7 +8,8 @@ The core is pure: values in, values out, `now` an argument.
 - `core`        `handle(stimulus, now) -> actions`, `wake_at()`: membership, assignment, all jobs
 - `sessions`    who is connected, leases, duplicate names
 - `assign`      which site works for which job
-- `job`         one job as its journal tells it: `evolve(job, event, now)`
+- `job`         one job as its journal tells it: `evolve(job, event, now)`; `roster` keeps its
+                active members in order
 - `run`         a job in motion: what is known only while this process lives
 - `round`       the decisions of a bulk-synchronous round: a verdict and a reason for everything
 - `streaming`   the rules without rounds: SSP, async, buffered; `staleness` weighs old updates

@@ -3,7 +3,8 @@
     stimulus -> decide -> journal events -> evolve(state, event) -> actions that follow
 
 Nothing here does IO or reads a clock. `restore` is `evolve` over the journal, and `resume` asks
-again for whatever was outstanding when the process before this one ended.
+again for whatever was outstanding when the process before this one ended. What a stimulus costs
+does not grow with the number of sites: leases, rosters and deadlines are kept up to date.
 
     sessions     who is connected, leases, namesakes       run         a job in motion
     assign       sites -> jobs                             job         its state, by events
