@@ -2,6 +2,7 @@
 
 - `clock`    time that jumps to the next thing to happen
 - `bodies`   real update and snapshot bodies of small vectors; where they are kept
+- `trainer`  what a simulated worker's training is: planned at once, computed lazily, in batches
 - `fakefold` the fold process in plain Python, for everything but numerics
 - `site`     an agent and its worker as one small machine; what it trains is a function
 - `faults`   what may go wrong: delays, repetitions, crashes

@@ -9,18 +9,37 @@ from io import BytesIO
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
+
+from coordinator.stimuli import InitFacts, UpdateFacts
 from protocol.bodies import BodyMeta, SnapshotMeta, UpdateMeta, dense_parts, encode_meta_json
 from protocol.bodyio import BodyReader, write_body
 from protocol.layout import Layout, TensorSpec
 
 
-class Files(Protocol):
-    """A flat store of bytes by relative path."""
+class Thin(msgspec.Struct, frozen=True, kw_only=True):
+    """Stands for a body in fleets that are too large for real ones: its length, and what the fold
+    process would have found in it.
+    """
 
-    def put(self, path: str, data: bytes) -> None:
+    bytes: int
+    update: UpdateFacts | None = None
+    init: InitFacts | None = None
+
+    def __len__(self) -> int:
+        return self.bytes
+
+
+Body = bytes | Thin
+
+
+class Files(Protocol):
+    """A flat store of bodies by relative path."""
+
+    def put(self, path: str, data: Body) -> None:
         """Store."""
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str) -> Body:
         """Read; KeyError when it is not there."""
 
     def remove(self, path: str) -> None:
@@ -34,13 +53,13 @@ class MemoryFiles:
     """Files of `FakeFold`; they outlive every simulated crash, as a disk does."""
 
     def __init__(self) -> None:
-        self.data: dict[str, bytes] = {}
+        self.data: dict[str, Body] = {}
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: Body) -> None:
         """Store."""
         self.data[path] = data
 
-    def get(self, path: str) -> bytes:
+    def get(self, path: str) -> Body:
         """Read; KeyError when it is not there."""
         return self.data[path]
 
@@ -59,8 +78,9 @@ class DiskFiles:
     def __init__(self, root: Path) -> None:
         self._root = root
 
-    def put(self, path: str, data: bytes) -> None:
+    def put(self, path: str, data: Body) -> None:
         """Store."""
+        assert isinstance(data, bytes), "a thin body is never written to a disk"
         target = self._root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(data)
@@ -114,8 +134,9 @@ def _encode(meta: BodyMeta, first: array[float]) -> bytes:
     return out.getvalue()
 
 
-def decode(body: bytes) -> tuple[BodyMeta, list[float]]:
+def decode(body: Body) -> tuple[BodyMeta, list[float]]:
     """META and the first part of a body."""
+    assert isinstance(body, bytes), "a thin body has nothing in it"
     source = BytesIO(body)
     reader = BodyReader(source.readinto)
     first = array("f")

@@ -32,7 +32,7 @@ from protocol.jobspec import JobSpec
 from protocol.jobstates import JobStimulus
 from protocol.layout import Layout
 from protocol.messages import Event, Instruction
-from simulation.bodies import Files, encode_snapshot
+from simulation.bodies import Body, Files, encode_snapshot
 from simulation.checkers import Checkers
 from simulation.clock import VirtualClock
 from simulation.faults import Faults
@@ -438,7 +438,7 @@ class Fleet:
 
         self._reach(site, arrive)
 
-    def fetch(self, job: str, version: int) -> bytes:
+    def fetch(self, job: str, version: int) -> Body:
         """A snapshot body; KeyError when it is gone."""
         return self.files.get(f"{job}/versions/{version}.body")
 

@@ -11,7 +11,7 @@ from protocol import messages as m
 from protocol.bodies import UpdateMeta, dense_parts
 from protocol.layout import Layout
 from protocol.metrics import Metric, metric
-from simulation.bodies import decode, encode_snapshot, encode_update, vector_layout
+from simulation.bodies import Body, decode, encode_snapshot, encode_update, vector_layout
 
 
 class Identity(NamedTuple):
@@ -57,7 +57,7 @@ class Link(Protocol):
     def upload_init(self, site: SimSite, job: str, body: bytes) -> None:
         """Send version 0."""
 
-    def fetch(self, job: str, version: int) -> bytes:
+    def fetch(self, job: str, version: int) -> Body:
         """A snapshot body; KeyError when it is gone."""
 
     def after(self, seconds: float, call: Callable[[], None]) -> None:
