@@ -39,6 +39,7 @@ from client.sitestate import BODY, update_name
 from protocol import messages
 from protocol.limits import PROGRESS_EVERY_SECONDS, REASON_CHARS_MAX
 from protocol.messages import VersionRef
+from protocol.words import span
 
 DEATHS_MAX: Final = 2  # of a worker in a row, without anything done in between
 
@@ -47,21 +48,11 @@ class Patience(msgspec.Struct, frozen=True, kw_only=True):
     """How long a worker may say nothing, in seconds, before it is ended."""
 
     load: float = 3600.0
-    work: float = 3600.0  # one step, one evaluation or version 0 may take as long as this
-    settle: float = 600.0
-    stop: float = 60.0
+    work: float = 3600.0  # one step (also one that a Stop waits for) may take as long as this
 
     def of(self, request: ipc.ToWorker | None) -> float:
         """For this request; None is the loading of the task."""
-        match request:
-            case None:
-                return self.load
-            case ipc.Settle():
-                return self.settle
-            case ipc.Stop():
-                return self.stop
-            case _:
-                return self.work
+        return self.load if request is None else self.work
 
 
 def identity_of(train: messages.Train) -> Identity:
@@ -287,7 +278,12 @@ class Assignment:
         until = self.wake_at()
         if until is None or until > now:
             return []
-        reason = f"the worker said nothing for too long while this site {self.doing()}"
+        allowed = span(self._patience.of(self._request))
+        setting = "load_timeout_seconds" if self._request is None else "work_timeout_seconds"
+        reason = (
+            f"the worker said nothing for {allowed} ({setting} of this site) while it "
+            f"{self.doing()}"
+        )
         return [StopWorker(worker=self.worker, reason=reason), *self.worker_is_gone(reason)]
 
     def worker_said(self, message: ipc.FromWorker, now: float) -> list[AnyAction]:

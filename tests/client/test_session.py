@@ -580,6 +580,7 @@ def test_two_deaths_in_a_row_are_fatal():
 
 
 def test_a_silent_worker_is_ended_and_the_wait_has_a_deadline():
+    """PC-040: the reason says who, what, for how long, and which setting that is."""
     site = Site(patience=Patience(work=50.0)).ready().training(0)
     assert site.session.wake_at() == 50.0
     site.now = 30.0
@@ -588,7 +589,33 @@ def test_a_silent_worker_is_ended_and_the_wait_has_a_deadline():
     site.now = 80.0
     site.hear(api.Tick())
     assert site.of(api.StopWorker)
-    assert "said nothing" in site.reports(messages.Failed)[0].reason
+    assert site.reports(messages.Failed)[0].reason == (
+        "the worker said nothing for 50 s (work_timeout_seconds of this site) while it trains "
+        "clock 0, step 1 of 3"
+    )
+
+
+def test_a_task_that_never_loads_is_given_up_after_the_time_of_its_own_setting():
+    """PC-040"""
+    site = Site(patience=Patience(load=600.0))
+    site.told(PREPARE)
+    assert site.session.wake_at() == 600.0
+    for site.now in (600.0, 1200.0):
+        site.hear(api.Tick())
+    (declined,) = site.reports(messages.Declined)
+    assert "said nothing for 10 min (load_timeout_seconds of this site)" in declined.reason
+
+
+def test_a_worker_may_take_as_long_to_stop_as_a_step_may_take():
+    """PC-040: no shorter limit, of which nobody knows, ends a worker that is called off."""
+    site = Site(patience=Patience(work=3600.0)).ready().training(0)
+    site.told(messages.Abort(job="j", epoch=1, clock=0, attempt=1, reason="late"))
+    assert site.asks(site.last) == [ipc.Stop()]
+    site.now = 3599.0
+    assert site.hear(api.Tick()) == []
+    site.says(ipc.Stopped())
+    assert site.session.wake_at() is None
+    assert not site.of(api.StopWorker)
 
 
 def test_an_evaluation_that_fails_is_reported_blank_so_that_nobody_waits():
