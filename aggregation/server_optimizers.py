@@ -1,4 +1,4 @@
-"""Server optimizers: one step per cohort on the pseudo-gradient g = -mean(delta).
+"""Server optimizers: one step per version on the pseudo-gradient g = -mean(delta).
 
 Each is an (init, step) pair. The state is a value: a dictionary of flat tensors as long as the
 parameters, empty for plain averaging; it is what a checkpoint holds besides the model. `step` works
@@ -7,7 +7,8 @@ elementwise, so any tiling gives the same bits. Only trainable parameters come h
 mixed, never stepped.
 
 Sources: Hsu et al., arXiv 1909.06335 (momentum); Douillard et al., DiLoCo, arXiv 2311.08105
-(Nesterov, lr 0.7, momentum 0.9); Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295,
+(Nesterov, lr 0.7, momentum 0.9); Liu et al., arXiv 2401.09135, algorithm 3 with c = 0 (delayed
+Nesterov); Reddi et al., Adaptive Federated Optimization, arXiv 2003.00295,
 algorithm 2 (Adagrad without momentum, Adam, Yogi: no bias correction, v starts at tau^2).
 """
 
@@ -67,6 +68,31 @@ def nesterov(lr: float = 0.7, beta: float = 0.9) -> ServerOptimizer:
     return ServerOptimizer(("momentum",), _zeros("momentum"), step)
 
 
+def delayed_nesterov(
+    lr: float = 0.7, beta: float = 0.9, *, refreshes: bool = True
+) -> ServerOptimizer:
+    """Nesterov where one step is not one cohort: x <- x - lr g at every version, and at every N-th,
+    which `refreshes` the momentum, b <- beta b + sum of the last N g; x <- x - lr (g + beta b).
+
+    So N versions together make one Nesterov step on their sum, and no single stale update is
+    amplified by the momentum. The paper divides each g by N; here the coefficients of a commit do
+    (1/n or 1/K), so with N = n the two are the same. With N = 1 it is `nesterov`, to the bit.
+    """
+
+    def step(state: State, params: torch.Tensor, gradient: torch.Tensor) -> None:
+        buffered = state["buffered"]
+        if refreshes:
+            momentum = state["momentum"]
+            momentum.mul_(beta).add_(buffered.add_(gradient))
+            buffered.zero_()
+            gradient.add_(momentum, alpha=beta)
+        else:
+            buffered.add_(gradient)
+        params.add_(gradient, alpha=-lr)
+
+    return ServerOptimizer(("momentum", "buffered"), _zeros("momentum", "buffered"), step)
+
+
 def adagrad(lr: float = 0.1, tau: float = 1e-3) -> ServerOptimizer:
     """FedAdagrad: v <- v + g^2; x <- x - lr g / (sqrt(v) + tau)."""
 
@@ -110,8 +136,10 @@ def yogi(
     return ServerOptimizer(("first", "second"), _moments(tau), step)
 
 
-def for_job(spec: JobSpec) -> ServerOptimizer:
-    """The server optimizer that a job asks for, with its defaults filled in."""
+def for_job(spec: JobSpec, version: int = 0) -> ServerOptimizer:
+    """The server optimizer that a job asks for, with its defaults filled in; its step is the one
+    that makes `version`.
+    """
     server, lr = spec.server, spec.server_lr
     match server.optimizer:
         case "average":
@@ -120,6 +148,9 @@ def for_job(spec: JobSpec) -> ServerOptimizer:
             return momentum(lr, server.momentum)
         case "nesterov":
             return nesterov(lr, server.momentum)
+        case "delayed_nesterov":
+            refreshes = version % server.delay == 0
+            return delayed_nesterov(lr, server.momentum, refreshes=refreshes)
         case "adagrad":
             return adagrad(lr, server.tau)
         case "adam":
@@ -138,8 +169,8 @@ def _empty(elements: int) -> State:
     return {}
 
 
-def _zeros(name: str) -> Callable[[int], State]:
-    return lambda elements: {name: torch.zeros(elements)}
+def _zeros(*names: str) -> Callable[[int], State]:
+    return lambda elements: {name: torch.zeros(elements) for name in names}
 
 
 def _second(tau: float) -> Callable[[int], State]:

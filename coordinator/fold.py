@@ -22,14 +22,15 @@ from typing import BinaryIO, Final
 import msgspec
 import torch
 
-from aggregation import server_optimizers
+from aggregation import compensation
 from coordinator import crashpoints, fold_checkpoint
 from coordinator.fold_commit import commit
+from coordinator.fold_delay import bases, missing_bases
 from coordinator.fold_export import export
 from coordinator.fold_files import DISK_FULL
 from coordinator.fold_init import read_init, read_init_safetensors
 from coordinator.fold_jobs import Folder, Jobs, Resident, UnknownStateError, facts_of
-from coordinator.fold_model import digest_of, read_version, write_version
+from coordinator.fold_model import digest_of, initial_state, read_version, write_version
 from coordinator.fold_screen import no_facts, screen_update
 from coordinator.foldapi import (
     Done,
@@ -125,7 +126,7 @@ class FoldService:
                 model = read_init(folder.init, request.job, control=control)
         except MalformedError as error:
             return InitFacts(problem=f"version 0 cannot be taken: {error.message}")
-        model.state = server_optimizers.for_job(spec).init(model.parts["params"].numel())
+        model.state = initial_state(spec, model.parts["params"].numel())
         fsync = spec.durability == "power"
         size = write_version(model, folder.version(0), fsync=fsync)
         resident = Resident(
@@ -187,7 +188,16 @@ class FoldService:
 
     def _recover(self, request: Recover, folder: Folder) -> CommitFacts:
         resident, folds = self._jobs.newest(request, folder)
+        needed: set[int] = set()
+        if compensation.for_job(request.spec) is not None:
+            start = resident.model.version
+            if missing := missing_bases(folds, start, folder.version):
+                raise MalformedError(f"version {folds[-1].version} cannot be made again: {missing}")
+            needed = bases(folds)
         for fold in folds:
+            here = resident.model.version
+            if here in needed and not folder.version(here).exists():
+                _write(resident, request.spec)
             problem = _advance(resident, request.spec, fold)
             found = resident.model.digest
             if problem or found != fold.digest:
@@ -221,7 +231,14 @@ def _advance(resident: Resident, spec: JobSpec, asked: Fold | Refold) -> str:
     paths = [folder.spool(member.spool) for member in cohort]
     try:
         moved = commit(
-            model, paths, cohort, spec, active_sites=active_sites, additive=asked.additive
+            model,
+            paths,
+            cohort,
+            spec,
+            version=version,
+            active_sites=active_sites,
+            versions=folder.versions,
+            additive=asked.additive,
         )
     except FileNotFoundError as error:
         raise MalformedError(f"a spool of version {version} is gone: {error}") from None

@@ -18,11 +18,10 @@ from pathlib import Path
 
 import msgspec
 
-from aggregation import server_optimizers
 from aggregation.screen import energy_of
 from coordinator import fold_checkpoint
 from coordinator.fold_files import remove_stale
-from coordinator.fold_model import Model, read_meta, read_version
+from coordinator.fold_model import Model, initial_state, read_meta, read_version
 from coordinator.fold_screen import Shape
 from coordinator.foldapi import Recover, Refold
 from coordinator.stimuli import CommitFacts
@@ -163,7 +162,7 @@ class Jobs:
             pass
         except MalformedError as error:
             log.warning("%s", error.message, extra={"job": job, "version": version})
-        if spec is not None and not server_optimizers.for_job(spec).slots:
+        if spec is not None and not initial_state(spec, 0):
             path = folder.version(version)
             with contextlib.suppress(FileNotFoundError, MalformedError):
                 model = read_version(path)

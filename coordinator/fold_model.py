@@ -8,12 +8,14 @@ from pathlib import Path
 import msgspec
 import torch
 
+from aggregation import compensation, server_optimizers
 from aggregation.server_optimizers import State
 from aggregation.tiles import TILE_BYTES, as_bytes, from_bytes, spans, tile_buffer
 from coordinator.fold_files import replacing
 from protocol.bodies import SnapshotMeta, dense_parts, encode_meta_json
 from protocol.bodyio import BodyReader, write_body
 from protocol.errors import MalformedError
+from protocol.jobspec import JobSpec
 from protocol.layout import Layout, Part
 
 DTYPES: dict[Part, torch.dtype] = {
@@ -24,7 +26,8 @@ DTYPES: dict[Part, torch.dtype] = {
 
 class Model(msgspec.Struct, kw_only=True):
     """Version `version` of a job. `parts` are in canonical order; `digest` is the sha256 of their
-    bytes, what sites check. `state` is the server optimizer's.
+    bytes, what sites check. `state` is the server
+    optimizer's, and what delay compensation keeps.
     """
 
     job: str
@@ -53,6 +56,15 @@ class Model(msgspec.Struct, kw_only=True):
             layout=self.layout,
             parts=dense_parts(self.layout, "snapshot", control=self.control),
         )
+
+
+def initial_state(spec: JobSpec, elements: int) -> State:
+    """What a job keeps beside its model from commit to commit, at the start; empty when a version
+    is its own whole state.
+    """
+    state = server_optimizers.for_job(spec).init(elements)
+    how = compensation.for_job(spec)
+    return state | {slot: torch.zeros(elements) for slot in (how.slots if how else ())}
 
 
 def empty_parts(layout: Layout, *, control: bool) -> dict[Part, torch.Tensor]:

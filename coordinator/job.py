@@ -113,9 +113,12 @@ class Round:
 
 @dataclass(slots=True)
 class Spool:
-    """A stored update: its size in bytes and the version that it went into, once it did."""
+    """A stored update: its size in bytes, the version that it started from, and the one that it
+    went into, once it did.
+    """
 
     bytes: int
+    base: int
     version: int | None = None
 
 
@@ -419,7 +422,7 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
         _timed(job, member, event)
         job.deliveries += 1
         _unspool(job, event.spool)
-        job.spools[event.spool] = Spool(event.wire_bytes)
+        job.spools[event.spool] = Spool(event.wire_bytes, base)
         job.spooled_bytes += event.wire_bytes
         if not job.queue:
             job.queued_at = now

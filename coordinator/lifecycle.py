@@ -30,12 +30,16 @@ from protocol.messages import Initialise, VerdictKind
 from protocol.words import some
 
 # Copies of the model that the fold process holds per job: the model and what its optimizer keeps.
-COPIES = {"average": 1, "momentum": 2, "nesterov": 2, "adagrad": 2, "adam": 3, "yogi": 3}
+COPIES = {
+    "average": 1, "momentum": 2, "nesterov": 2, "delayed_nesterov": 3,
+    "adagrad": 2, "adam": 3, "yogi": 3,
+}  # fmt: skip
 
 
 def resident_bytes(spec: JobSpec, dense_bytes: int) -> int:
     """What a running job holds in the fold process between commits, about, in bytes."""
-    return dense_bytes * (COPIES[spec.server.optimizer] + spec.local.scaffold)
+    adaptive = spec.pacing.compensation == "adaptive"
+    return dense_bytes * (COPIES[spec.server.optimizer] + spec.local.scaffold + adaptive)
 
 
 def advance(run: Run, batch: Batch, around: Around) -> None:
@@ -376,10 +380,12 @@ def _keep_versions(run: Run, batch: Batch) -> None:
 
 
 def _bases(job: Job) -> set[int]:
-    """Versions that somebody trains from, or may be told to."""
+    """Versions that somebody trains from, or may be told to, or that a commit needs once more."""
     tasks = job.round.tasks.values() if job.round is not None else ()
     found = {task.base.version for task in tasks if task.base and task.state == "training"}
     found |= {task.base.version for task in job.carried.values() if task.base}
+    if job.spec.pacing.compensation != "none":
+        found |= {spool.base for spool in job.spools.values()}
     found |= {mark.version for mark in job.marks.values()}
     if job.marks:  # pinned reads may go back to the version with a site's own latest
         found |= {member.seen.version for member in job.active("site") if member.seen}

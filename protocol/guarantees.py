@@ -90,6 +90,7 @@ def _async(spec: JobSpec) -> tuple[str, ...]:
             "applied to; an older one is refused, and its site starts again from the newest"
         ),
         "a site that is always slower than that is never counted",
+        *_compensated(spec),
     )
 
 
@@ -109,4 +110,17 @@ def _buffered(spec: JobSpec) -> tuple[str, ...]:
         wait,
         "staleness is not bounded but weighed",
         "who is in a version is known and journalled before it is made",
+        *_compensated(spec),
+    )
+
+
+def _compensated(spec: JobSpec) -> tuple[str, ...]:
+    if spec.pacing.compensation == "none":
+        return ()
+    return (
+        (
+            "an update is changed by an estimate of what its gradients would be where the model is "
+            "now, first order and diagonal; one that started from the version before its own is "
+            "applied as it is"
+        ),
     )

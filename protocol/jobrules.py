@@ -174,14 +174,22 @@ def _streaming(spec: JobSpec) -> Iterator[Problem]:
     """Rules without rounds: what needs a cohort that stands for everybody cannot be had."""
     rule = spec.pacing.rule
     if rule == "bsp":
+        if spec.server.optimizer == "delayed_nesterov":
+            yield Problem(
+                key="server.optimizer",
+                found="'delayed_nesterov' with pacing.rule = 'bsp'",
+                allowed="'nesterov': a round is a whole cohort, nothing is to be waited for; or "
+                "pacing.rule = 'async' or 'buffered'",
+            )
         return
     instead = "pacing.rule = 'bsp', where one step is one cohort"
-    if rule in ("ssp", "async") and spec.server.optimizer != "average":
+    works = {"ssp": ("average",), "async": ("average", "delayed_nesterov")}
+    if rule in works and spec.server.optimizer not in works[rule]:
         yield Problem(
             key="server.optimizer",
             found=f"{spec.server.optimizer!r} with pacing.rule = {rule!r}",
-            allowed=f"'average': server momentum is unsafe when every update is a step of its own; "
-            f"or pacing.rule = 'buffered', or {instead}",
+            allowed=f"{' or '.join(map(repr, works[rule]))}: server momentum is unsafe when every "
+            f"update is a step of its own; or pacing.rule = 'buffered', or {instead}",
         )
     if spec.local.scaffold:
         yield Problem(
@@ -311,6 +319,30 @@ def _ssp(spec: JobSpec) -> Iterator[Problem]:
         )
 
 
+def _compensation(spec: JobSpec) -> Iterator[Problem]:
+    """DC-ASGD takes an update for a sum of gradients, which it is for plain SGD alone (Zheng et
+    al., ICML 2017).
+    """
+    pacing, optimizer = spec.pacing, spec.optimizer
+    if pacing.compensation == "none":
+        return
+    if pacing.rule not in ("async", "buffered"):
+        yield Problem(
+            key="pacing.compensation",
+            found=f"{pacing.compensation!r} with pacing.rule = {pacing.rule!r}",
+            allowed="'none', or pacing.rule = 'async' or 'buffered': the other rules bound how old "
+            "an update is",
+        )
+    if optimizer.name != "sgd" or optimizer.momentum > 0.0:
+        with_ = optimizer.name if optimizer.name != "sgd" else f"momentum {optimizer.momentum:g}"
+        yield Problem(
+            key="pacing.compensation",
+            found=f"{pacing.compensation!r} with {with_}",
+            allowed="'none', or optimizer.name = 'sgd' and momentum = 0: it takes the update for a "
+            "sum of gradients; with other optimizers use pacing.staleness_weight",
+        )
+
+
 def _buffered(spec: JobSpec) -> Iterator[Problem]:
     pacing = spec.pacing
     if pacing.rule == "buffered" and not pacing.buffer:
@@ -359,6 +391,10 @@ RULES: Final[tuple[Rule, ...]] = (
     Rule(("period.steps", "pacing.periods", "pacing.steps_max", "pacing.partial"), _sized),
     Rule(("pacing.rule", "pacing.reads", "pacing.unseen_mass"), _ssp),
     Rule(("pacing.rule", "pacing.buffer", "pacing.quorum", "sites.wanted"), _buffered),
+    Rule(
+        ("pacing.compensation", "pacing.rule", "optimizer.name", "optimizer.momentum"),
+        _compensation,
+    ),
     Rule(("optimizer.nesterov", "optimizer.name", "optimizer.momentum"), _nesterov),
     Rule(("local.scaffold", "local.prox", "optimizer.name", "optimizer.momentum"), _scaffold),
     Rule(("weights.by", "optimizer.name"), _fednova),
@@ -376,8 +412,13 @@ def _unused(pacing: Pacing) -> Iterator[str]:
         "staleness_weight": weighs,
         "staleness_a": weighs and by != "constant",
         "staleness_b": weighs and by == "hinge",
+        "compensation_lambda": pacing.compensation != "none",
     }
-    why = {"deadline_mads": "a fixed deadline", "staleness": f"rule {rule!r}"}
+    why = {
+        "deadline_mads": "a fixed deadline",
+        "staleness": f"rule {rule!r}",
+        "compensation_lambda": "pacing.compensation = 'none'",
+    }
     if pacing.unseen_mass:
         why["staleness"] = "pacing.unseen_mass, which replaces it"
     for key, used in heard.items():
@@ -398,10 +439,22 @@ def _warnings(spec: JobSpec) -> Iterator[str]:
         yield f"optimizer.momentum has no effect with {optimizer.name!r}."
     if optimizer.name == "sgd" and optimizer.betas != plain_optimizer.betas:
         yield "optimizer.betas has no effect with 'sgd'."
-    if server.optimizer not in ("momentum", "nesterov") and (
+    if server.optimizer not in ("momentum", "nesterov", "delayed_nesterov") and (
         server.momentum != plain_server.momentum
     ):
         yield f"server.momentum has no effect with {server.optimizer!r}."
+    if server.optimizer != "delayed_nesterov" and server.delay != plain_server.delay:
+        yield f"server.delay has no effect with {server.optimizer!r}."
+    if server.optimizer == "delayed_nesterov" and spec.pacing.periods != "dylu":
+        yield (
+            "delayed_nesterov counts versions, so sites that are slower get old: pacing.periods = "
+            "'dylu' sizes periods by speed, so that all updates are about equally old."
+        )
+    if spec.pacing.compensation != "none":
+        yield (
+            "pacing.compensation is right only for plain SGD: a task with an `optimizer` method of "
+            "its own must use that."
+        )
     if server.optimizer not in ("adam", "yogi") and server.betas != plain_server.betas:
         yield f"server.betas has no effect with {server.optimizer!r}."
     if server.optimizer not in ("adagrad", "adam", "yogi") and server.tau != plain_server.tau:

@@ -151,19 +151,33 @@ class Server(Section, frozen=True, kw_only=True):
     """The server optimizer; its pseudo-gradient is minus the weighted mean of the updates."""
 
     optimizer: Annotated[
-        Literal["average", "momentum", "nesterov", "adagrad", "adam", "yogi"],
-        Meta(description="`average` with lr 1 is plain parameter averaging."),
+        Literal["average", "momentum", "nesterov", "delayed_nesterov", "adagrad", "adam", "yogi"],
+        Meta(
+            description=(
+                "`average` with lr 1 is plain parameter averaging. `delayed_nesterov`: Nesterov momentum for updates that do not come together."
+            )
+        ),
     ] = "average"
     lr: Annotated[
         Positive | None,
         Meta(
             description=(
-                "Server learning rate. Default: 1.0 for average and momentum, 0.7 for nesterov (DiLoCo), "
+                "Server learning rate. Default: 1.0 for average and momentum, 0.7 for nesterov (DiLoCo) and delayed_nesterov, "
                 "0.1 for the adaptive ones."
             )
         ),
     ] = None
-    momentum: Annotated[Fraction, Meta(description="For momentum and nesterov.")] = 0.9
+    momentum: Annotated[
+        Fraction, Meta(description="For momentum, nesterov and delayed_nesterov.")
+    ] = 0.9
+    delay: Annotated[
+        CountFromOne,
+        Meta(
+            description=(
+                "delayed_nesterov: every this many versions their sum refreshes the momentum; between, steps are plain. Usually the number of sites, under `buffered` sites / K."
+            )
+        ),
+    ] = 4
     betas: Annotated[tuple[Fraction, Fraction], Meta(description="For adam and yogi.")] = (
         0.9,
         0.99,
@@ -310,6 +324,22 @@ class Pacing(Section, frozen=True, kw_only=True):
     ] = "polynomial"
     staleness_a: Annotated[Positive, Meta(description="a of the staleness weight.")] = 0.5
     staleness_b: Annotated[NonNegative, Meta(description="b of the hinge, in versions.")] = 4.0
+    compensation: Annotated[
+        Literal["none", "constant", "adaptive"],
+        Meta(
+            description=(
+                "async, buffered: DC-ASGD's delay compensation, for plain SGD at the sites. `adaptive` divides lambda by the root of a running mean of squared gradients."
+            )
+        ),
+    ] = "none"
+    compensation_lambda: Annotated[
+        Positive | None,
+        Meta(
+            description=(
+                "Strength lambda of the delay compensation. Default: 0.04 for constant, 2 for adaptive."
+            )
+        ),
+    ] = None
     buffer: Annotated[
         Count, Meta(description=("buffered: K updates make a version (FedBuff)."))
     ] = 0
@@ -434,4 +464,12 @@ class JobSpec(Section, frozen=True, kw_only=True):
         """The server learning rate with its default filled in."""
         if self.server.lr is not None:
             return self.server.lr
-        return {"average": 1.0, "momentum": 1.0, "nesterov": 0.7}.get(self.server.optimizer, 0.1)
+        rates = {"average": 1.0, "momentum": 1.0, "nesterov": 0.7, "delayed_nesterov": 0.7}
+        return rates.get(self.server.optimizer, 0.1)
+
+    @property
+    def compensation_lambda(self) -> float:
+        """The strength of the delay compensation with its default filled in (DC-ASGD's own)."""
+        if self.pacing.compensation_lambda is not None:
+            return self.pacing.compensation_lambda
+        return 2.0 if self.pacing.compensation == "adaptive" else 0.04

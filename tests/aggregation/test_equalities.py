@@ -10,7 +10,7 @@ from aggregation.fold import Accumulator
 from aggregation.prox import add_pull_
 from aggregation.scaffold import control_change, correct_, server_change_
 from aggregation.server_optimizers import average
-from aggregation.weights import By, Share, weigh
+from aggregation.weights import By, Share, coefficients, effective_steps, weigh
 
 
 def server_step(
@@ -89,6 +89,37 @@ def test_unequal_steps_end_at_the_closed_form(by: By, eta: float):
     assert from_closed_form < 1e-6
 
 
+def test_fednova_counts_the_steps_that_a_time_boxed_period_did():
+    """Sites that ran out of time deliver fewer steps than the job asked for; what they did is what
+    normalises, so the closed form holds for the steps done and misses for the steps asked.
+    """
+    eta, asked = 0.01, 40
+    rng = torch.Generator().manual_seed(8)
+    targets = 0.1 * torch.randn(6, 20, generator=rng)
+    done = [40, 40, 3, 17, 40, 1]
+    counts = torch.tensor([10.0, 20.0, 40.0, 5.0, 30.0, 25.0], dtype=torch.float64)
+    p = counts / counts.sum()
+    travelled = [1 - (1 - eta) ** tau for tau in done]
+
+    def settled(steps: list[int]) -> torch.Tensor:
+        """Where rounds come to rest when these many steps are declared."""
+        x = torch.zeros(20)
+        shares = [
+            Share(n, effective_steps(tau)) for n, tau in zip(counts.tolist(), steps, strict=True)
+        ]
+        for _ in range(2000):
+            deltas = [(e - x) * a for e, a in zip(targets, travelled, strict=True)]
+            x = server_step(x, deltas, shares, "steps")
+        return x
+
+    pull = p * torch.tensor(travelled, dtype=torch.float64) / torch.tensor(done)
+    closed = (pull[:, None] * targets).sum(0) / pull.sum()
+    assert float((settled(done) - closed).norm()) < 1e-6
+    assert float((settled([asked] * 6) - closed).norm()) > 1e-2
+    optimum = (p[:, None] * targets).sum(0)
+    assert float((closed - optimum).norm()) < 0.2 * float((settled([asked] * 6) - optimum).norm())
+
+
 def test_fednova_removes_the_bias_at_small_rates_only():
     assert quadratic("steps", 0.01)[1] < 0.5 * quadratic("examples", 0.01)[1]
     assert quadratic("steps", 0.1)[1] > 2 * quadratic("examples", 0.1)[1]
@@ -142,3 +173,40 @@ def test_the_proximal_pull_points_to_the_start_and_survives_rounding():
 def test_scaffold_without_a_step_is_refused():
     with pytest.raises(ValueError, match="at least one step"):
         control_change(torch.ones(1), torch.zeros(1), steps=0, lr=0.1)
+
+
+def additive_step(
+    x: torch.Tensor, deltas: list[torch.Tensor], weights: list[float]
+) -> torch.Tensor:
+    """A commit with coefficients, through the functions that the fold process uses."""
+    given = coefficients(weights)
+    sums = Accumulator({"delta": x.numel()})
+    for delta, weight in zip(deltas, given.delta, strict=True):
+        sums.add_values("delta", 0, delta, weight)
+    moved = x.clone()
+    average().step({}, moved, sums.sums["delta"].div_(-given.delta_total))
+    return moved
+
+
+def test_a_full_cohort_with_its_shares_as_coefficients_is_the_weighted_mean():
+    rng = torch.Generator().manual_seed(9)
+    x, deltas = torch.randn(500, generator=rng), list(torch.randn(5, 500, generator=rng))
+    counts = [3.0, 10.0, 1.0, 7.0, 20.0]
+    together = server_step(x, deltas, [Share(n, 1.0) for n in counts])
+    shares = [n / sum(counts) for n in counts]
+    assert torch.allclose(additive_step(x, deltas, shares), together, atol=1e-6, rtol=0)
+    one_by_one = x
+    for delta, share in zip(deltas, shares, strict=True):
+        one_by_one = additive_step(one_by_one, [delta], [share])
+    assert torch.allclose(one_by_one, together, atol=1e-6, rtol=0)
+
+
+def test_a_buffer_of_all_sites_with_equal_weights_is_a_round():
+    rng = torch.Generator().manual_seed(10)
+    x = torch.randn(500, generator=rng)
+    for n, exact in ((4, True), (5, False)):  # a power of two divides without rounding
+        deltas = list(torch.randn(n, 500, generator=rng))
+        together = server_step(x, deltas, [Share(1.0, 1.0)] * n, "equal")
+        buffered = additive_step(x, deltas, [1.0 / n] * n)
+        assert torch.allclose(buffered, together, atol=1e-6, rtol=0)
+        assert torch.equal(buffered, together) or not exact

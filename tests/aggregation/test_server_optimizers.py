@@ -11,6 +11,7 @@ from aggregation.server_optimizers import (
     adagrad,
     adam,
     average,
+    delayed_nesterov,
     momentum,
     nesterov,
     tile_of,
@@ -23,6 +24,7 @@ ALL = {
     "average": average(0.5),
     "momentum": momentum(),
     "nesterov": nesterov(),
+    "delayed_nesterov": delayed_nesterov(),
     "adagrad": adagrad(),
     "adam": adam(),
     "yogi": yogi(),
@@ -109,3 +111,50 @@ def test_every_optimizer_of_the_job_file_exists():
     for name, known in ALL.items():
         job = JobSpec(name="j", task=TaskRef(name="t"), server=Server(optimizer=name))
         assert server_optimizers.for_job(job).slots == known.slots
+
+
+def run_delayed(n: int, x: torch.Tensor, steps: list[torch.Tensor]) -> torch.Tensor:
+    """Through the job's own choice of the step for each version."""
+    server = Server(optimizer="delayed_nesterov", delay=n)
+    job = JobSpec(name="j", task=TaskRef(name="t"), server=server)
+    params, state = x.clone(), server_optimizers.for_job(job).init(x.numel())
+    for version, gradient in enumerate(steps, 1):
+        server_optimizers.for_job(job, version).step(state, params, gradient.clone())
+    return params
+
+
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_delayed_nesterov_follows_the_paper_over_fifty_versions(n: int):
+    """Algorithm 3 of arXiv 2401.09135 with c = 0, in its own terms: outer gradients are n times
+    ours, whose coefficients divide by n already.
+    """
+    x, steps = torch.linspace(-1, 1, 100), gradients(100, 50)
+    theta, m, buffered = x.double(), torch.zeros(100).double(), torch.zeros(100).double()
+    epsilon, beta = 0.7, 0.9
+    for t, ours in enumerate(steps):
+        g = ours.double() * n
+        buffered += g
+        if (t + 1) % n == 0:
+            m = beta * m + buffered / n
+            theta = theta - epsilon * (beta * m + g / n)
+            buffered = torch.zeros(100).double()
+        else:
+            theta = theta - epsilon * g / n
+    assert torch.allclose(run_delayed(n, x, steps).double(), theta, atol=1e-4, rtol=1e-5)
+
+
+def test_delayed_nesterov_without_delay_is_nesterov_bit_for_bit():
+    x, steps = torch.linspace(-1, 1, 1000), gradients(1000, 6)
+    assert torch.equal(run_delayed(1, x, steps), run(nesterov(), x, steps))
+
+
+def test_n_versions_together_make_one_nesterov_step_on_their_sum():
+    x, steps = torch.linspace(-1, 1, 100), gradients(100, 12)
+    sums = [torch.stack(steps[at : at + 4]).sum(0) for at in (0, 4, 8)]
+    once = run(nesterov(), x, sums)
+    assert torch.allclose(run_delayed(4, x, steps), once, atol=1e-5)
+
+
+def test_between_two_refreshes_delayed_nesterov_is_plain_averaging():
+    x, steps = torch.linspace(-1, 1, 100), gradients(100, 3)
+    assert torch.equal(run_delayed(4, x, steps), run(average(0.7), x, steps))
