@@ -45,8 +45,8 @@ class Carrier:
     """The fold process and the job folders, at the core's command.
 
     `room(error)` waits until the disk has room again: a fold that found none is simply asked again,
-    since nothing was damaged. `kept(job)` are the spools that the core counts on, `busy(path)` says
-    whether one is on its way in.
+    since nothing was damaged. `kept(job)` are the spools that the core counts on (None: all),
+    `busy(path)` says whether one is on its way in.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Carrier:
         fold: FoldClient,
         stimulate: Stimulate,
         room: Callable[[FoldError], Awaitable[None]],
-        kept: Callable[[str], frozenset[str]],
+        kept: Callable[[str], frozenset[str] | None],
         busy: Callable[[Path], bool],
     ) -> None:
         self._folders = folders
@@ -160,6 +160,8 @@ class Carrier:
     async def prune(self, job: str) -> None:
         """Remove spools that the core needs no more and that nobody is sending."""
         kept = self._kept(job)
+        if kept is None:
+            return
         await self._remove(
             path
             for path in (self._folders.job(job) / "spools").glob("*.body")

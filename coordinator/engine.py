@@ -271,11 +271,13 @@ class Engine:
         wanted = (key.epoch, key.clock, key.attempt, "training")
         return task is not None and (task.epoch, task.clock, task.attempt, task.state) == wanted
 
-    def _spools_kept(self, name: str) -> frozenset[str]:
-        """What the core counts on, and what its sites may be sending or go on to send."""
+    def _spools_kept(self, name: str) -> frozenset[str] | None:
+        """What the core counts on, and what its sites may send or go on to send; None: all."""
         if name not in self._core.jobs():
             return frozenset()
         job = self._core.job(name)
+        if job.spec.keep.updates:
+            return None  # those in versions are for replays; the core discards all others itself
         tasks = [*job.carried.items(), *(job.round.tasks.items() if job.round is not None else ())]
         coming = {UploadKey(name, site, t.epoch, t.clock, t.attempt).spool for site, t in tasks}
         if job.init_site and job.number < 0:

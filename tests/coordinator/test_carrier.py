@@ -33,7 +33,7 @@ class Bench:
         self.told: list[Stimulus] = []
         self.asked: list[Any] = []
         self.answers: list[Any] = []
-        self.kept: frozenset[str] = frozenset()
+        self.kept: frozenset[str] | None = frozenset()
         self.busy: set[Path] = set()
         self.rooms = 0
         self.carrier = Carrier(
@@ -199,6 +199,14 @@ async def test_spools_go_when_told_or_when_nobody_needs_them(bench: Bench) -> No
     await bench.carrier.prune(JOB)
     assert (needed.exists(), sending.exists(), left.exists()) == (True, True, False)
     assert bench.quota.used == 20
+
+
+async def test_spools_of_a_job_that_keeps_its_updates_stay_until_told(bench: Bench) -> None:
+    told, counted = (bench.spool(f"{name}.body") for name in "ab")
+    bench.kept = None
+    await bench.carrier.prune(JOB)
+    await bench.carrier.discard(a.Discard(job=JOB, spools=("a.body",)))
+    assert (told.exists(), counted.exists()) == (False, True)
 
 
 async def test_old_version_files_go(bench: Bench) -> None:
