@@ -242,12 +242,14 @@ def opening(job: Job, now: float) -> RoundOpened | str:
     able = [member.site for member in job.roster.training if member.site not in job.carried]
     if not job.started and len(sites) < job.spec.sites.wanted:
         return f"{len(sites)} of {job.spec.sites.wanted} sites are ready"
-    if len(able) < quorum(job):
+    # Without rounds one site may well make all the updates of a buffer.
+    need = 1 if job.streams and not job.spec.pacing.one_per_site else quorum(job)
+    if len(able) < need:
         no_data = [m.site for m in sites if not m.trains]
         note = f" (no training data at {', '.join(no_data)})" if no_data else ""
         if job.carried:
             note += f" (still at work for an earlier round: {', '.join(sorted(job.carried))})"
-        return f"{len(able)} of {quorum(job)} sites that a version needs are here{note}"
+        return f"{len(able)} of {need} sites that a version needs are here{note}"
     number = job.rounds + 1
     if job.streams:  # who goes on when is said by `streaming`
         return RoundOpened(

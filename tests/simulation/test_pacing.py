@@ -255,6 +255,14 @@ def test_concurrency_bounds_who_is_at_work() -> None:
     assert len(clocks(world)) == 6  # in the long run everybody has had a turn
 
 
+def test_a_quorum_of_updates_may_come_from_fewer_sites() -> None:
+    """Two sites make buffers of five; the job does not wait for a site for each."""
+    pacing = Pacing(rule="buffered", buffer=5, quorum=4, deadline_seconds=60.0)
+    world = run(pacing, {"a": 1.0, "b": 2.0}, versions=3)
+    assert world.core.job("j").state == "finished"
+    assert {len(e.cohort) for e in events(world, j.RoundClosed) if e.cohort} == {5}
+
+
 def test_a_buffer_that_does_not_fill_is_committed_at_its_deadline() -> None:
     pacing = Pacing(rule="buffered", buffer=5, one_per_site=True, deadline_seconds=30.0)
     world = run(pacing, {"a": 1.0, "b": 1.0, "c": 1.0}, versions=3)
