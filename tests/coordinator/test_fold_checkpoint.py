@@ -46,7 +46,8 @@ def advance(bench: Bench, *versions: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "optimizer", ["average", "momentum", "nesterov", "adagrad", "adam", "yogi"]
+    "optimizer",
+    ["average", "momentum", "nesterov", "delayed_nesterov", "adagrad", "adam", "yogi"],
 )
 def test_recovery_goes_on_with_the_very_same_bits(tmp_path: Path, optimizer: Any) -> None:
     job = spec(server=Server(optimizer=optimizer))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from coordinator import actions as a
@@ -384,6 +386,41 @@ def test_versions_are_kept_as_long_as_somebody_fetches_them() -> None:
     assert here.all(a.KeepVersions) == []  # the evaluator still works on version 0
     here.evaluated("eva", 0, accuracy=0.1)
     assert here.one(a.KeepVersions).oldest == 2
+
+
+@pytest.mark.parametrize("compensation", ["none", "constant"])
+def test_bases_of_updates_are_kept_until_a_checkpoint_covers_what_they_went_into(
+    compensation: Any,
+) -> None:
+    spec = make_spec(
+        pacing=Pacing(rule="async", staleness=9, compensation=compensation),
+        keep=Keep(versions=1),
+        checkpoint=Checkpoint(every=5, seconds=1e6),
+        stop=Stop(versions=100),
+    )
+    here = World().running("fast", "slow", spec=spec)
+    kept = set()
+
+    def version(site: str) -> None:
+        task = here.job.task(site)
+        assert task is not None
+        assert task.base is not None
+        base = {"base_version": task.base.version, "base_digest": task.base.digest}
+        assert here.upload(site, facts=here.facts(site, **base)).verdict == "queued"
+        kept.update(v for action in here.all(a.KeepVersions) for v in action.besides)
+        here.committed()
+        kept.clear()
+        kept.update(v for action in here.all(a.KeepVersions) for v in action.besides)
+
+    for _ in range(3):
+        version("fast")
+    assert 0 in kept  # slow trains from it
+    version("slow")
+    assert (0 in kept) == (compensation != "none")  # version 4 is made of what started there
+    version("fast")
+    here.saved(5)
+    version("fast")
+    assert 0 not in kept
 
 
 def test_checkpoints_follow_versions_and_time() -> None:

@@ -169,6 +169,42 @@ def test_a_killed_coordinator_goes_on_at_the_same_version(place: Place, rule: st
         check_ssp(events, 1)
 
 
+@pytest.mark.parametrize("instant", ["round_closed_before_fold:7", "fold_after_version_file:7", ""])
+def test_old_updates_are_compensated_and_momentum_waits_through_kills(place: Place, instant: str):
+    """What is made again after a kill needs the versions that old updates started from."""
+    place.start(crash_at=instant)
+    begin = {}  # periods end only with a byte from here
+    for name in ("fast", "slow"):
+        os.mkfifo(place.folder / name)
+        place.sites(name, wait=place.folder / name, buffers=1)
+        begin[name] = os.open(place.folder / name, os.O_RDWR)
+    job = place.submit(
+        wanted=2,
+        versions=14,
+        pacing={"rule": "async", "staleness": 50, "compensation": "adaptive"},
+        server={"optimizer": "delayed_nesterov", "delay": 3},
+        keep={"versions": 1},
+        checkpoint={"every": 4},
+    )
+    os.write(begin["fast"], b"xxxx")
+    place.wait(job, lambda v: v.version == 4)
+    os.write(begin["slow"], b"x")
+    place.wait(job, lambda v: v.version == 5)
+    os.write(begin["fast"], b"x" * 40)
+    if instant.startswith("round_closed"):
+        place.crashed()
+        place.start()
+    assert place.finished(job).version == 14
+    for file in begin.values():
+        os.close(file)
+    events = told(place, job)
+    made = [event.version for event in events if isinstance(event, j.VersionMade)]
+    assert made == list(range(15))
+    parts = [(e.version, part) for e in events if isinstance(e, j.RoundClosed) for part in e.cohort]
+    ((version, old),) = [(v, part) for v, part in parts if part.site == "slow"]
+    assert (version, old.version) == (5, 0)
+
+
 def test_the_journal_can_be_read_back_whole(place: Place):
     place.start()
     place.sites("a")

@@ -29,6 +29,8 @@ def said(sites: Sites | None = None, **pacing: Any) -> str:
         ({"rule": "ssp", "reads": "pinned"}, "pinned to the oldest version", "may see newer"),
         ({"rule": "ssp", "unseen_mass": 0.2}, "0.2 of the model's norm", "clocks up to"),
         ({"rule": "async", "staleness": 7}, "at most 7 before", "waits for it"),
+        ({"rule": "async"}, "nobody ever waits", "estimate"),
+        ({"rule": "async", "compensation": "constant"}, "changed by an estimate", "waits for it"),
         ({"rule": "buffered", "buffer": 5}, "divided by 5", "at most one update"),
         ({"rule": "buffered", "buffer": 5, "one_per_site": True}, "at most one update", "several"),
     ],

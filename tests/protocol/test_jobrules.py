@@ -30,6 +30,14 @@ def job(**sections: Any) -> dict[str, Any]:
         {"local": {"prox": 0.1}, "optimizer": {"name": "adamw"}},
         {"weights": {"by": "steps"}, "local": {"prox": 0.1}, "optimizer": {"momentum": 0.9}},
         {"weights": {"by": "equal"}, "optimizer": {"name": "adam"}},
+        {
+            "pacing": {"rule": "async", "periods": "dylu"},
+            "server": {"optimizer": "delayed_nesterov", "delay": 3, "momentum": 0.8},
+        },
+        {
+            "pacing": {"rule": "buffered", "buffer": 2, "periods": "dylu"},
+            "server": {"optimizer": "delayed_nesterov"},
+        },
     ],
 )
 def test_what_works_is_taken(sections: dict[str, Any]):
@@ -56,6 +64,10 @@ def test_what_works_is_taken(sections: dict[str, Any]):
         (
             {"rule": "buffered", "buffer": 2, "staleness_b": 2.0},
             "pacing.staleness_b has no effect with weight 'polynomial'.",
+        ),
+        (
+            {"rule": "async", "compensation_lambda": 0.1},
+            "pacing.compensation_lambda has no effect with pacing.compensation = 'none'.",
         ),
     ],
 )
@@ -124,6 +136,38 @@ def test_uneven_periods_without_fednova_are_warned_about():
             {"pacing": {"rule": "ssp"}, "server": {"optimizer": "nesterov"}},
             "server.optimizer",
             "pacing.rule = 'buffered'",
+        ),
+        (
+            {"pacing": {"rule": "ssp"}, "server": {"optimizer": "delayed_nesterov"}},
+            "server.optimizer",
+            "'average': server momentum",
+        ),
+        (
+            {"pacing": {"rule": "async"}, "server": {"optimizer": "nesterov"}},
+            "server.optimizer",
+            "'average' or 'delayed_nesterov'",
+        ),
+        ({"server": {"optimizer": "delayed_nesterov"}}, "server.optimizer", "'nesterov'"),
+        (
+            {"pacing": {"rule": "ssp", "compensation": "constant"}},
+            "pacing.compensation",
+            "pacing.rule = 'async' or 'buffered'",
+        ),
+        (
+            {
+                "pacing": {"rule": "async", "compensation": "adaptive"},
+                "optimizer": {"name": "adamw"},
+            },
+            "pacing.compensation",
+            "use pacing.staleness_weight",
+        ),
+        (
+            {
+                "pacing": {"rule": "async", "compensation": "adaptive"},
+                "optimizer": {"momentum": 0.9},
+            },
+            "pacing.compensation",
+            "momentum = 0",
         ),
         (
             {"pacing": {"rule": "async"}, "local": {"scaffold": True}},
@@ -205,6 +249,15 @@ def test_what_cannot_work_is_refused_with_what_to_use(
         ({"optimizer": {"name": "adam", "momentum": 0.9}}, "optimizer.momentum"),
         ({"optimizer": {"betas": [0.5, 0.5]}}, "optimizer.betas"),
         ({"server": {"momentum": 0.5}}, "server.momentum"),
+        ({"server": {"delay": 7}}, "server.delay has no effect with 'average'"),
+        (
+            {"pacing": {"rule": "async"}, "server": {"optimizer": "delayed_nesterov"}},
+            "pacing.periods = 'dylu'",
+        ),
+        (
+            {"pacing": {"rule": "async", "compensation": "adaptive"}},
+            "an `optimizer` method of its own",
+        ),
         ({"server": {"betas": [0.5, 0.5], "optimizer": "momentum"}}, "server.betas"),
         ({"server": {"tau": 0.5}}, "server.tau"),
         ({"weights": {"by": "equal", "examples_max": 5}}, "weights.examples_max"),
