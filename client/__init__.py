@@ -14,6 +14,7 @@
 - `localjob`  one job in it: task, model, data, updates; `localstate` what is carried on
 - `loading`   imports the task, loads and checks its data; `taskref` names and hashes it
 - `stream`    training data as one endless stream with a position that survives a restart
+- `workbench` a job's model in memory; simulated sites take turns at one
 - `training`  local steps: optimizer, schedule, FedProx, SCAFFOLD; `optimizers`, `evaluation` beside
 - `tensors`   a model's state dict <-> layout and flat parts
 - `pipeline`  the one place that states the order in which an update is made

@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import msgspec
 import torch
 from torch import Tensor
 
 from client import ipc, sitestate
-from client.bodyfiles import digest_of, read_snapshot, write_body_file
+from client.bodyfiles import write_body_file
 from client.evaluation import BATCH_FACTOR, evaluate
 from client.loading import count_examples, load_data, single_example_note
 from client.localstate import LocalState
@@ -18,65 +19,64 @@ from client.pipeline import Outgoing, make_update
 from client.seeds import seed_everything
 from client.stream import Stream
 from client.task import SiteContext, Task
-from client.tensors import (
-    byte_view,
-    describe,
-    fingerprint,
-    gather,
-    new_part,
-    scatter,
-    tensors_of,
-)
+from client.tensors import byte_view
 from client.training import BetweenSteps, Corrections, Learner, Period
-from protocol.bodies import SnapshotMeta, UpdateMeta, dense_parts
-from protocol.errors import ConflictError, RefusedError, UsageError
-from protocol.layout import SNAPSHOT_PARTS, Part, TensorSpec
+from client.workbench import Workbench
+from protocol.bodies import UpdateMeta, dense_parts
+from protocol.errors import RefusedError, UsageError
+from protocol.layout import Part
 from protocol.metrics import Metric, metric
 from protocol.names import derive_seed
 
 
+class Begun(msgspec.Struct, frozen=True, kw_only=True):
+    """A period before its first step: the parts that it starts from, and when it began."""
+
+    start: dict[Part, Tensor]
+    corrections: Corrections
+    began_at: float
+
+
 class LocalJob:
-    """A loaded job. Everything that may fail for a reason in the task raises."""
+    """A loaded job. Everything that may fail for a reason in the task raises.
+
+    Jobs that are given the same `benches` share one model, by its layout, and take turns at it.
+    """
 
     def __init__(
-        self, load: ipc.Load, task: Task, clock: Callable[[], float] = time.monotonic
+        self,
+        load: ipc.Load,
+        task: Task,
+        clock: Callable[[], float] = time.monotonic,
+        benches: dict[str, Workbench] | None = None,
     ) -> None:
         self.load = load
         self._clock = clock
         self.spec = load.spec
         self.task = task
         self.folder = Path(load.folder)
-        self.device = _device(load.options.get("device", ""))
         self.control = self.spec.local.scaffold
         sitestate.prepare_folder(self.folder)
-        self._build_model()
+        bench = Workbench(task, self.spec, _device(load.options.get("device", "")))
+        if benches is not None:
+            bench = benches.setdefault(bench.layout.digest(), bench)
+        self.bench = bench
+        self.layout, self.notes = bench.layout, bench.notes
         self._load_data()
-        layout = self.layout
-        self._staging: dict[Part, Tensor] = {
-            part: new_part(layout, part)
-            for part in SNAPSHOT_PARTS
-            if part != "control" or self.control
-        }
-        self._loaded = ""  # digest of the version that the model holds, untouched
+        bench.take(None)
         self.state = LocalState(
             self.folder,
             self.learner,
-            local={s.name: self.tensors[s.name] for s in layout.tensors if _stays(s)},
-            control=new_part(layout, "control", self.device) if self.control else None,
-            elements=layout.elements("delta"),
+            local=bench.local,
+            first_local=bench.first_local,
+            control=bench.control,
+            elements=self.layout.elements("delta"),
         )
+        bench.take(self)
+        if not self.state.is_first:
+            bench.touched()
 
     # ------------------------------------------------------------ loading
-
-    def _build_model(self) -> None:
-        seed_everything(derive_seed(self.spec.seed, "model"))
-        self.model = self.task.model().to(self.device)
-        described = describe(
-            self.model, personal=self.spec.local.personal, buffers=self.spec.buffers.mix
-        )
-        self.layout, self.notes = described.layout, described.notes
-        self.tensors = tensors_of(self.model)
-        self._frozen_versions = self._versions_of_frozen()
 
     def _load_data(self) -> None:
         seed = derive_seed(self.spec.seed, "site", self.load.site)
@@ -95,7 +95,8 @@ class LocalJob:
         self.train_examples = count_examples(self.task, train)
         self.eval_examples = count_examples(self.task, self.test)
         batch_size = self.spec.optimizer.batch_size
-        merged = single_example_note(self.model, train, self.train_examples, batch_size)
+        model = self.bench.model
+        merged = single_example_note(model, train, self.train_examples, batch_size)
         self.notes += (merged,) if merged else ()
         self.stream = Stream(
             train if train is not None else (),
@@ -103,7 +104,7 @@ class LocalJob:
             seed=seed,
             merge_single=bool(merged),
         )
-        self.learner = Learner(self.task, self.model, self.spec, self.stream, self.device)
+        self.learner = Learner(self.task, model, self.spec, self.stream, self.bench.device)
         if self.control and not isinstance(self.learner.optimizer, torch.optim.SGD):
             raise RefusedError(
                 "SCAFFOLD estimates gradients from the way that SGD went; this task uses "
@@ -121,58 +122,31 @@ class LocalJob:
             notes=self.notes,
         )
 
+    def put_away(self) -> None:
+        """Another site takes its turn at the model: what this one carries is in its files."""
+        self.state.leave()
+        self.learner.forget_moments()
+
     # ------------------------------------------------------------ versions
 
     def make_init(self, path: Path) -> int:
-        """Write version 0, the model as it was built from the job's seed; its bytes.
-
-        A model that has moved on is built again, so that every call gives the same version.
-        """
-        if self._loaded or not self.state.is_first:
-            seed_everything(derive_seed(self.spec.seed, "model"))
-            source = tensors_of(self.task.model())
-        else:
-            source = self.tensors
-        for part, flat in self._staging.items():
-            if part == "control":
-                flat.zero_()
-            else:
-                gather(source, self.layout, part, flat)
-        views = [byte_view(flat) for flat in self._staging.values()]
-        meta = SnapshotMeta(
-            job=self.load.job,
-            version=0,
-            digest=digest_of(views),
-            layout=self.layout,
-            parts=dense_parts(self.layout, "snapshot", control=self.control),
-        )
-        return write_body_file(path, meta, views)
+        """Write version 0; its bytes. The same at every call."""
+        return self.bench.write_init(self.task, path, self.load.job)
 
     def load_base(self, message: ipc.TrainPeriod | ipc.EvaluateBase) -> None:
         """Put a version into the model, after checking digest and layout."""
+        self.bench.take(self)
         if self.state.restore():
-            self._loaded = ""
-        if self._loaded == message.base_digest:
-            return
-        self._loaded = ""
-        read_snapshot(
-            Path(message.base_path),
-            layout=self.layout,
-            digest=message.base_digest,
-            control=self.control,
-            into={part: byte_view(flat) for part, flat in self._staging.items()},
-        )
-        for part in ("params", "buffers", "ints"):
-            scatter(self.tensors, self.layout, part, self._staging[part])
-        self._loaded = message.base_digest
+            self.bench.touched()
+        self.bench.load(Path(message.base_path), message.base_digest)
 
     def evaluate_base(self) -> tuple[float, dict[str, Metric]]:
         """Metrics of the version in the model, on this site's test data."""
         return evaluate(
             self.task,
-            self.model,
+            self.bench.model,
             self.test if self.eval_examples else None,
-            device=self.device,
+            device=self.bench.device,
             batch_size=BATCH_FACTOR * self.spec.optimizer.batch_size,
         )
 
@@ -180,51 +154,60 @@ class LocalJob:
 
     def train(self, message: ipc.TrainPeriod, between_steps: BetweenSteps) -> Path:
         """Train from the base that `load_base` put in place; the update's folder."""
-        begin = self._clock()
+        begun = self.begin(message)
+        until = begun.began_at + message.seconds
+        period = self.learner.train(
+            begun.corrections,
+            steps=message.steps,
+            epochs=message.epochs,
+            between_steps=between_steps,
+            is_over=(lambda: self._clock() >= until) if message.seconds else None,
+        )
+        return self.finish(message, begun, period)
+
+    def begin(self, message: ipc.TrainPeriod) -> Begun:
+        """All that comes before the first step; the model holds the base."""
+        began_at = self._clock()
         if not self.train_examples:
             raise RefusedError("this site has no training data.")
         if not (message.steps or message.epochs):
             raise UsageError("a period needs steps or epochs.")
         sitestate.forget_queued(self.folder, message.applied)
-        seed = derive_seed(self.spec.seed, "period", self.load.site, str(message.clock))
-        seed_everything(seed)
-        self._loaded = ""
+        seed_everything(derive_seed(self.spec.seed, "period", self.load.site, str(message.clock)))
         self.state.leave()
         if self.spec.optimizer.state == "reset":
             self.learner.forget_moments()
-        start = {part: flat.to(self.device) for part, flat in self._staging.items()}
-        gather(self.tensors, self.layout, "params", start["params"])  # as the dtypes could hold it
+        start = self.bench.start()
         corrections = Corrections(
-            self.model,
+            self.bench.model,
             self.layout,
             start,
             prox=self.spec.local.prox,
             own_control=self.state.control,
         )
-        period = self.learner.train(
-            corrections,
-            steps=message.steps,
-            epochs=message.epochs,
-            between_steps=between_steps,
-            is_over=(lambda: self._clock() - begin >= message.seconds) if message.seconds else None,
-        )
-        self._check_frozen()
+        return Begun(start=start, corrections=corrections, began_at=began_at)
+
+    def finish(self, message: ipc.TrainPeriod, begun: Begun, period: Period) -> Path:
+        """All that comes after the last step: the model holds what was learnt. The update's folder.
+
+        The memory of `begun.start` becomes the update.
+        """
+        self.bench.check_frozen()
         update = make_update(
-            self.model,
+            self.bench.model,
             self.layout,
-            start,
+            begun.start,
             distance=period.distance,
             residual=self.state.residual(),
         )
         if self.state.control is not None:
             self.state.control.add_(update.parts["control"])
-        return self._write(message, period, update, begin)
+        return self._write(message, period, update, self._clock() - begun.began_at)
 
     def _write(
-        self, message: ipc.TrainPeriod, period: Period, update: Outgoing, begin: float
+        self, message: ipc.TrainPeriod, period: Period, update: Outgoing, seconds: float
     ) -> Path:
         name = sitestate.update_name(message.epoch, message.clock, message.attempt)
-        seconds = self._clock() - begin
         meta = UpdateMeta(
             job=self.load.job,
             site=self.load.site,
@@ -255,29 +238,6 @@ class LocalJob:
         name = sitestate.find_update(self.folder, message.epoch, message.clock, message.attempt)
         sitestate.settle(self.folder, name, message.verdict, self.state.give_back)
 
-    # ------------------------------------------------------------ frozen tensors
-
-    def _versions_of_frozen(self) -> list[int]:
-        return [
-            self.tensors[spec.name]._version  # noqa: SLF001  the only way to see a write
-            for spec in self.layout.tensors
-            if spec.role == "frozen" and not spec.tie
-        ]
-
-    def _check_frozen(self) -> None:
-        """Refuse a task that trained what it declared frozen; free when nothing was written."""
-        versions = self._versions_of_frozen()
-        if versions == self._frozen_versions:
-            return
-        found = fingerprint(self.tensors, self.layout.tensors)
-        if found != self.layout.frozen_fingerprint:
-            raise ConflictError(
-                "the task changed tensors that do not require a gradient: the base model of this "
-                "site is not that of the job any more.",
-                "Leave frozen tensors alone, or let them train.",
-            )
-        self._frozen_versions = versions
-
 
 def _metrics_of(period: Period, *, boxed: bool) -> dict[str, Metric]:
     metrics = {
@@ -287,10 +247,6 @@ def _metrics_of(period: Period, *, boxed: bool) -> dict[str, Metric]:
     if boxed and period.of:
         metrics["period_done"] = metric(period.steps / period.of, period.examples)
     return metrics
-
-
-def _stays(spec: TensorSpec) -> bool:
-    return spec.role == "local" and not spec.tie
 
 
 def _device(name: str) -> torch.device:

@@ -29,8 +29,8 @@ _UNKNOWN: Final = "?"  # memory holds something that no file holds
 class LocalState:
     """The optimizer, schedule and stream of a `Learner`, tensors that never leave, SCAFFOLD's c_k.
 
-    `local` are the live tensors of role local; `control` is float32, as long as `params`, or None;
-    `elements` is the length of `delta`.
+    `local` are the live tensors of role local, `first_local` what they hold at first;
+    `control` is float32, as long as `params`, or None; `elements` is the length of `delta`.
     """
 
     def __init__(
@@ -39,13 +39,14 @@ class LocalState:
         learner: Learner,
         *,
         local: Mapping[str, Tensor],
+        first_local: Mapping[str, Tensor],
         control: Tensor | None,
         elements: int,
     ) -> None:
         self._current = sitestate.current_state(folder)
         self._learner = learner
         self._local = local
-        self._first_local = {name: tensor.detach().clone() for name, tensor in local.items()}
+        self._first_local = first_local
         self.control = control
         self._elements = elements
         self._at = _UNKNOWN

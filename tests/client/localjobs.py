@@ -13,6 +13,7 @@ from client.bodyfiles import digest_of, write_body_file
 from client.localjob import LocalJob
 from client.task import Task
 from client.tensors import byte_view
+from client.workbench import Workbench
 from protocol.bodies import SnapshotMeta, UpdateMeta, dense_parts
 from protocol.bodyio import BodyReader
 from protocol.layout import ELEMENT_BYTES, Layout
@@ -55,13 +56,19 @@ def write_version(path: Path, layout: Layout, version: int, parts: Parts) -> str
 class Site:
     """One site of a job. `version` is what it was given last; time passes by its steps only."""
 
-    def __init__(self, folder: Path, task: Task, **load: Any) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        task: Task,
+        benches: dict[str, Workbench] | None = None,
+        **load: Any,
+    ) -> None:
         self.now = 0.0
         self.step_seconds = 0.0
         self.folder = folder
         self.task = task
         self.load = make_load(folder, **load)
-        self.job = LocalJob(self.load, task, lambda: self.now)
+        self.job = LocalJob(self.load, task, lambda: self.now, benches)
         self.steps = 0
         self.base = folder / "base.body"
         self.job.make_init(self.base)

@@ -207,10 +207,10 @@ class Adapter(Linear):
 def test_only_the_adapter_travels_and_the_base_stays_byte_identical(tmp_path: Path):
     """PC-012: the base is untouched after training; another base is refused by its fingerprint."""
     site = Site(tmp_path / "a", Adapter(), spec=make_spec())
-    before = site.job.tensors["0.weight"].clone()
+    before = site.job.bench.tensors["0.weight"].clone()
     _, parts = site.period(0)
     assert parts["delta"].numel() == 10
-    assert site.job.tensors["0.weight"].equal(before)
+    assert site.job.bench.tensors["0.weight"].equal(before)
     other = Site(tmp_path / "b", Adapter({"base": 0.25}), spec=make_spec())
     with pytest.raises(ConflictError, match="start from the same base model"):
         other.job.load_base(make_train(site.base, site.digest))
@@ -225,17 +225,17 @@ def test_a_task_that_trains_what_it_froze_is_refused(tmp_path: Path):
 def test_personal_layers_train_stay_here_and_survive_a_restart(tmp_path: Path):
     spec = make_spec(local=Local(personal=("head.*",)), optimizer=ADAM)
     site = Site(tmp_path, Diverging(), spec=spec)
-    first = site.job.tensors["head.weight"].clone()
+    first = site.job.bench.tensors["head.weight"].clone()
     _, parts = site.period(0)
     assert parts["delta"].numel() == 10
-    trained = site.job.tensors["head.weight"].clone()
+    trained = site.job.bench.tensors["head.weight"].clone()
     assert not trained.equal(first)
     site.restart()
-    assert site.job.tensors["head.weight"].equal(trained)
+    assert site.job.bench.tensors["head.weight"].equal(trained)
     site.train(1)
     site.settle("refused_drop", 1)
     site.job.load_base(make_train(site.base, site.digest))
-    assert site.job.tensors["head.weight"].equal(trained)
+    assert site.job.bench.tensors["head.weight"].equal(trained)
 
 
 def test_local_buffers_keep_their_own_statistics(tmp_path: Path):
@@ -243,10 +243,10 @@ def test_local_buffers_keep_their_own_statistics(tmp_path: Path):
     site = Site(tmp_path, Normed(), spec=spec)
     _, parts = site.period(0)
     assert parts["buffers"].numel() == parts["ints"].numel() == 0
-    mean = site.job.tensors["1.running_mean"].clone()
+    mean = site.job.bench.tensors["1.running_mean"].clone()
     assert mean.abs().sum() > 0
     site.restart()
-    assert site.job.tensors["1.running_mean"].equal(mean)
+    assert site.job.bench.tensors["1.running_mean"].equal(mean)
 
 
 class Tied(Task):
@@ -273,7 +273,7 @@ def test_tied_weights_are_sent_once_and_stay_tied_through_a_restart(tmp_path: Pa
         assert parts["delta"].numel() == 12
         site.restart()
         site.job.load_base(make_train(site.base, site.digest, clock + 1))
-        tensors = tensors_of(site.job.model)
+        tensors = tensors_of(site.job.bench.model)
         assert tensors["out.weight"].data_ptr() == tensors["embedding.weight"].data_ptr()
         assert tensors["out.weight"].flatten().equal(site.version["params"])
 
@@ -297,7 +297,7 @@ def test_other_dtypes_train_against_the_base_as_they_could_hold_it(tmp_path: Pat
     site.give(0, site.version | {"params": base})
     kind = getattr(torch, dtype)
     _, parts = site.train(0, steps=1)
-    end = torch.cat([site.job.tensors[name].flatten() for name in ("weight", "bias")])
+    end = torch.cat([site.job.bench.tensors[name].flatten() for name in ("weight", "bias")])
     assert end.dtype == kind
     assert parts["delta"].equal((end.double() - base.to(kind).double()).float())
     assert parts["delta"].abs().max() > 0.01
