@@ -220,17 +220,21 @@ def saving(path: Path) -> tuple[int, int]:
 
 
 def test_fifty_kills_at_random_times_always_leave_a_loadable_checkpoint(tmp_path: Path) -> None:
-    """PC-080: 50 kills -9 at random times during saving, 50 loads: old or new, by digest."""
+    """PC-080: 50 kills -9 at random times during saving, 50 loads: old or new, by digest; from
+    what each left the job goes on to the very bits of a job that nobody killed.
+    """
     bench = Bench(tmp_path, LARGE, ADAM)
     bench.init(torch.linspace(-1, 1, 200_000), [1.0, 1.0])
     bench.fold(1, bench.spool("a", torch.full((200_000,), 0.5), buffers=[0.5, 1.0]))
     (tmp_path / "folds.json").write_bytes(msgspec.json.encode(bench.commits))
     shutil.copytree(tmp_path / "checkpoints", tmp_path / "old")
+    last = bench.spool("a", torch.full((200_000,), 0.25), buffers=[0.5, 2.0], clock=1)
+    calm = bench.fold(2, last).digest  # nobody was killed
     child, reader = saving(tmp_path)
     began = time.perf_counter()
     assert os.read(reader, 1) == b"e"
     took = time.perf_counter() - began  # random times are drawn from a save's own length
-    random, interrupted = Random(80), 0
+    random, interrupted, unfinished = Random(80), 0, 0
     for _ in range(50):
         # The child says nothing before it has saved; after that there is nothing to interrupt.
         ended, _, _ = select.select([reader], [], [], random.uniform(0.0, took))
@@ -240,9 +244,18 @@ def test_fifty_kills_at_random_times_always_leave_a_loadable_checkpoint(tmp_path
         there = fold_checkpoint.versions(tmp_path / "checkpoints")
         assert there in ([0], [1, 0], [1])
         interrupted += there == [0] and not ended
+        unfinished += bool(list(tmp_path.rglob(".tmp-*")))
         for version in there:
             model, _ = fold_checkpoint.load(tmp_path / "checkpoints" / str(version))
             assert model.digest == bench.digests[version]
+        bench.restart()
+        answer = bench.recover(0, folds=bench.commits[:1])
+        assert not answer.fault
+        assert answer.facts.digest == bench.digests[1]
+        assert bench.fold(2, last).digest == calm
+        assert bench.save(2).version == 2
+        assert fold_checkpoint.versions(tmp_path / "checkpoints") == [2]
+        assert not list(tmp_path.rglob(".tmp-*"))
         shutil.rmtree(tmp_path / "checkpoints")  # begin again from the old one alone
         shutil.copytree(tmp_path / "old", tmp_path / "checkpoints")
         child, reader = saving(tmp_path)
@@ -250,6 +263,7 @@ def test_fifty_kills_at_random_times_always_leave_a_loadable_checkpoint(tmp_path
     os.waitpid(child, 0)
     os.close(reader)
     assert interrupted >= 1
+    assert unfinished >= 1
 
 
 def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path) -> None:
