@@ -1,6 +1,7 @@
 """Virtual time: the real core against simulated sites, without sockets or sleeps.
 
 - `clock`    time that jumps to the next thing to happen
+- `wan`      links: bandwidth that is shared, latency, jitter, loss; `profiles` has measured ones
 - `bodies`   real update and snapshot bodies of small vectors; where they are kept
 - `trainer`  what a simulated worker's training is: planned at once, computed lazily, in batches
 - `fakefold` the fold process in plain Python, for everything but numerics
