@@ -26,6 +26,7 @@ The shells do IO and decide nothing.
 - `foldapi`     what the engine and the fold process say to each other
 - `fold`        the fold process (the only one with torch): screen, commit, checkpoint, export;
                 `fold_process` starts it and lets it end with the coordinator
+- `recovery`    how a new fold process comes to where a request begins
 - `store`       SQLAlchemy: the journal with its projections in one transaction; `tables`,
                 `migrations` by alembic, `queries` for what the API shows, `feed` for followers
 - `registry`    sites, join tokens, people

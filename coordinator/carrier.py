@@ -23,14 +23,13 @@ from coordinator.foldapi import (
     FoldRequest,
     InitTaken,
     Recover,
-    Refold,
     SaveCheckpoint,
     Saved,
     TakeInit,
 )
 from coordinator.foldclient import FoldClient, FoldError
 from coordinator.intake import Stimulate
-from coordinator.journal import CheckpointMade, RoundClosed, VersionMade
+from coordinator.recovery import KINDS, recovery
 from coordinator.spool import JobFolders, Quota
 from coordinator.stimuli import CheckpointDone, CommitDone, CommitFacts, InitComplete, InitFacts
 from coordinator.store import Store
@@ -203,50 +202,16 @@ class Carrier:
     async def recover(self, request: FoldRequest) -> tuple[Recover, int]:
         """What brings a new fold process to where `request` begins: design 4.5."""
         spec = await queries.job_spec(self._store, request.job)
-        upto = _wanted(request)
-        kinds = ("checkpoint_made", "round_closed", "version_made")
-        checkpoint = 0
-        closed: dict[int, RoundClosed] = {}
-        folds: list[Refold] = []
-        for entry in await self._store.entries_of_kinds(request.job, kinds):
-            match entry.event:
-                case CheckpointMade(version=version) if upto is None or version <= upto:
-                    checkpoint = version
-                case RoundClosed(cohort=cohort, version=version) if cohort:
-                    closed[version] = entry.event
-                case VersionMade(version=version, digest=digest) if version in closed:
-                    by = closed[version]
-                    folds.append(
-                        Refold(
-                            version=version,
-                            digest=digest,
-                            cohort=by.cohort,
-                            active_sites=by.active_sites,
-                            additive=by.additive,
-                        )
-                    )
-                case _:
-                    pass
-        wanted = tuple(
-            fold
-            for fold in folds
-            if fold.version > checkpoint and (upto is None or fold.version <= upto)
-        )
+        entries = await self._store.entries_of_kinds(request.job, KINDS)
+        recover = recovery(request, spec, entries)
         size = sum(
             _size(self._folders.spool(request.job, member.spool))
-            for fold in wanted
+            for fold in recover.folds
             for member in fold.cohort
         )
-        model = _size(self._folders.version(request.job, checkpoint + len(wanted)))
-        recover = Recover(
-            id=0,
-            job=request.job,
-            folder=request.folder,
-            spec=spec,
-            checkpoint=checkpoint,
-            folds=wanted,
-        )
-        return recover, size + 8 * model * (1 + len(wanted))
+        newest = recover.checkpoint + len(recover.folds)
+        model = _size(self._folders.version(request.job, newest))
+        return recover, size + 8 * model * (1 + len(recover.folds))
 
     async def remove_job(self, job: str) -> None:
         """Remove a deleted job's folder. It is renamed first: what a crash leaves is stale."""
@@ -266,15 +231,6 @@ class Carrier:
                 if not error.disk_full:
                     raise
                 await self._room(error)
-
-
-def _wanted(request: FoldRequest) -> int | None:
-    """The version that a request begins with; None: the newest."""
-    match request:
-        case Fold(base_version=version) | SaveCheckpoint(version=version) | Export(version=version):
-            return version
-        case _:
-            return None
 
 
 def _remove_files(paths: list[Path]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from itertools import islice
 from typing import Final
 
 from protocol.errors import BusyError, UsageError
@@ -48,8 +49,8 @@ class Mailbox:
         self._items.append((self._last, instruction))
         self._changed.set()
 
-    async def wait(self, cursor: int, timeout: float) -> Instructions:
-        """What lies beyond `cursor`, at once if there is any, else empty after `timeout` seconds.
+    def take(self, cursor: int) -> Instructions | None:
+        """What lies beyond `cursor`, up to which the site has everything; None: nothing yet.
 
         Raises:
             UsageError: a cursor beyond anything that was sent.
@@ -60,23 +61,29 @@ class Mailbox:
                 "Open a new session.",
             )
         self._acknowledge(cursor)
+        if not self._items and not self._closed:
+            return None
+        batch = [item for item in islice(self._items, BATCH_MAX) if item[0] > cursor]
+        return Instructions(
+            cursor=batch[-1][0] if batch else cursor,
+            items=tuple(instruction for _, instruction in batch),
+        )
+
+    async def wait(self, cursor: int, timeout: float) -> Instructions:
+        """As `take`, at once if there is anything, else empty after `timeout` seconds."""
+        found = self.take(cursor)
         self._poll += 1
         mine = self._poll
         self._changed.set()  # an older poll goes home
-        if not self._items and not self._closed:
+        if found is None:
             self._changed = asyncio.Event()
             try:
                 async with asyncio.timeout(timeout):
                     await self._changed.wait()
             except TimeoutError:
                 pass
-        if mine != self._poll:
-            return Instructions(cursor=cursor)
-        batch = [item for item in list(self._items)[:BATCH_MAX] if item[0] > cursor]
-        return Instructions(
-            cursor=batch[-1][0] if batch else cursor,
-            items=tuple(instruction for _, instruction in batch),
-        )
+            found = self.take(cursor)
+        return found if found is not None and mine == self._poll else Instructions(cursor=cursor)
 
     def _acknowledge(self, cursor: int) -> None:
         self._acknowledged = max(self._acknowledged, cursor)

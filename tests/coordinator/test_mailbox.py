@@ -101,3 +101,15 @@ async def test_only_words_about_updates_carry_over_to_the_next_session() -> None
     box.put(Abort(job="j", epoch=1, clock=3, attempt=1, reason="late"))
     heir = box.successor()
     assert (await heir.wait(0, 0.0)).items == (word,)
+
+
+def test_without_waiting_there_is_something_or_nothing_yet() -> None:
+    box = Mailbox()
+    assert box.take(0) is None
+    box.put(note("1"))
+    found = box.take(0)
+    assert found is not None
+    assert (found.cursor, found.items) == (1, (note("1"),))
+    assert box.take(1) is None
+    box.close()
+    assert box.take(1) is not None
