@@ -70,8 +70,15 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unkn
         ),
     ] = False
 
+    # A site that waits for its next instruction is counted as heard once a second (`beat`): with
+    # less than that and some room, sites would lose their leases for nothing.
     lease_seconds: Annotated[
-        Seconds, _about("How long a site counts as there without a sign of life.")
+        float,
+        Meta(
+            ge=1.5,
+            le=86_400.0,
+            description="How long a site counts as there without a sign of life.",
+        ),
     ] = limits.LEASE_SECONDS
     grace_seconds: Annotated[
         Seconds, _about("What is left of the lease when a site's connection closes.")

@@ -15,6 +15,7 @@ from coordinator.core import Core
 from coordinator.engine import Engine
 from coordinator.foldapi import SaveCheckpoint
 from coordinator.journal import Entry
+from coordinator.runner import BEAT_SECONDS
 from coordinator.stimuli import JobSubmission, Tick
 from protocol.errors import (
     ConflictError,
@@ -150,6 +151,26 @@ async def test_silence_counts_only_while_the_coordinator_could_hear(tmp_path: Pa
         assert (await engine.sites()).sites[0].state == "connected"
         for _ in range(40):  # the loop runs, nothing is heard
             clock.now += 0.5
+            engine._runner._notice_stall()
+            await engine.stimulate(Tick())
+        assert (await engine.sites()).sites[0].state == "away"
+
+
+async def test_at_the_shortest_lease_a_waiting_site_is_kept_by_the_beat_alone(
+    tmp_path: Path,
+) -> None:
+    clock = Clock()
+    async with running(tmp_path, clock=clock, lease_seconds=1.5, grace_seconds=1.0) as engine:
+        await joined(engine, "a")
+        await engine.open_session("a", Hello(instance="one"))
+        for late in (0.0, 0.4) * 10:  # and a beat may come late
+            clock.now += BEAT_SECONDS + late
+            engine._runner._notice_stall()
+            engine.heard("a")  # its poll is open
+            await engine.stimulate(Tick())
+            assert (await engine.sites()).sites[0].state == "connected"
+        for _ in range(2):
+            clock.now += BEAT_SECONDS
             engine._runner._notice_stall()
             await engine.stimulate(Tick())
         assert (await engine.sites()).sites[0].state == "away"

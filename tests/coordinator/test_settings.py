@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from coordinator.runner import BEAT_SECONDS
 from coordinator.settings import CoordinatorSettings, is_loopback, split_listen
 from protocol.errors import InvalidFileError
 
@@ -44,6 +45,13 @@ def test_all_problems_are_named_at_once():
         "grace_seconds",
         "upload_bytes_max",
     }
+
+
+def test_a_lease_shorter_than_the_beat_that_renews_it_is_refused():
+    known = msgspec.convert({"lease_seconds": 1.5, "grace_seconds": 1.0}, CoordinatorSettings)
+    assert known.lease_seconds > BEAT_SECONDS
+    with pytest.raises(msgspec.ValidationError, match=r">= 1\.5.*lease_seconds"):
+        msgspec.convert({"lease_seconds": 1.0}, CoordinatorSettings)
 
 
 def test_a_ca_alone_is_no_certificate():
