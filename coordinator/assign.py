@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from coordinator.run import Run
 from coordinator.sessions import Session, Sessions
+from protocol.words import some
 
 
 def fault(run: Run, session: Session) -> str:
@@ -29,6 +30,31 @@ def works_for(runs: Sequence[Run], site: str) -> list[Run]:
         if joined and not run.job.terminal:
             found.append(run)
     return found
+
+
+def gap(run: Run, runs: Sequence[Run], sessions: Sessions) -> str:
+    """What keeps each site that could be a member from being one; empty: there is none to name."""
+    job = run.job
+    active = {member.site for member in job.active()}
+    names = job.spec.sites.names
+    notes = []
+    for session in sorted(sessions, key=lambda session: session.site):
+        site = session.site
+        if site in active or session.role != "site" or (names and site not in names):
+            continue
+        busy = [other for other in works_for(runs, site) if other is not run]
+        if run.present.get(site) == "loading":
+            notes.append(f"{site} is loading")
+        elif busy and not fault(run, session):
+            notes.append(f"{site} is busy with job {busy[0].job.id}")
+        elif session.instance:
+            notes.append(f"{site}: {fault(run, session).removesuffix('.') or 'not asked yet'}")
+    away = [site for site in names or sorted(job.refused) if sessions.get(site) is None]
+    for site in away:
+        if site not in active:
+            before = f", and declined before: {job.refused[site]}" if site in job.refused else ""
+            notes.append(f"{site} is not connected{before.removesuffix('.')}")
+    return some(notes, "; ")
 
 
 class Assignment:

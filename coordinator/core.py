@@ -123,7 +123,7 @@ class Core:
             self._leave_jobs(batch, session.site, reason)
             if session.instance:
                 batch.do(CloseSession(site=session.site, reason=reason, retry=True))
-        around = Around(disk_full=self._disk_full, runs=self._runs)
+        around = Around(disk_full=self._disk_full, sessions=self._sessions, runs=self._runs)
         for run in list(self._live.values()):
             lifecycle.advance(run, batch, around)
             if run.job.terminal and run.released:

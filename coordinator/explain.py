@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from coordinator import evaluation
-from coordinator.assign import fault, works_for
+from coordinator.assign import gap
 from coordinator.job import Job, Member
 from coordinator.lifecycle import deadlines
+from coordinator.round import lacking
 from coordinator.run import Run
 from coordinator.sessions import Sessions
 from protocol.views import JobSiteView, JobView
@@ -18,7 +19,7 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
     """For whom or what the job waits now, and until when; empty when it has ended."""
     job = run.job
     if job.streams and job.round is not None and not job.terminal:
-        return _streaming(run, sessions, now)
+        return _streaming(run, runs, sessions, now)
     if job.committing is not None:
         closed = job.committing
         return f"version {closed.version} is being folded from {len(closed.cohort)} updates"
@@ -31,15 +32,13 @@ def waiting(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> st
     if job.state == "paused":
         return f"{job.reason}; waits for somebody to resume it"
     text = [f"waits for {run.hold}" if job.state == "draining" else run.hold]
-    missing = job.spec.sites.wanted - len(job.roster.sites)
-    if not job.started and missing > 0:
-        text.append(_missing(run, runs, sessions, missing))
+    text += _missing(run, runs, sessions)
     due = min(deadlines(run), default=now)
     text.append(f"at most {span(due - now)} more")
     return "; ".join(part for part in text if part)
 
 
-def _streaming(run: Run, sessions: Sessions, now: float) -> str:
+def _streaming(run: Run, runs: Sequence[Run], sessions: Sessions, now: float) -> str:
     """The same where sites go on by themselves: what comes next, and who waits for what."""
     job = run.job
     assert job.round is not None
@@ -56,6 +55,7 @@ def _streaming(run: Run, sessions: Sessions, now: float) -> str:
     waits = [f"{site} waits: {why}" for site, why in sorted(run.waits.items())]
     if waits and job.state == "running":
         text.append(some(waits, "; "))
+    text += _missing(run, runs, sessions)
     due = min(deadlines(run), default=now)
     text.append(f"at most {span(due - now)} more")
     return "; ".join(text)
@@ -75,26 +75,17 @@ def _training(run: Run, sessions: Sessions, site: str, now: float) -> str:
     return f"{site} ({doing}, {_age(sessions, site, now)})"
 
 
-def _missing(run: Run, runs: Sequence[Run], sessions: Sessions, missing: int) -> str:
-    """Which sites could fill the gap, and what keeps each from it."""
-    active = {member.site for member in run.job.active()}
-    wanted = run.job.spec.sites.names
-    notes = []
-    for session in sorted(sessions, key=lambda session: session.site):
-        site = session.site
-        if site in active or session.role != "site" or (wanted and site not in wanted):
-            continue
-        busy = [other for other in works_for(runs, site) if other is not run]
-        if run.present.get(site) == "loading":
-            notes.append(f"{site} is loading")
-        elif busy and not fault(run, session):
-            notes.append(f"{site} is busy with job {busy[0].job.id}")
-        elif session.instance:
-            notes.append(f"{site}: {fault(run, session).removesuffix('.') or 'not asked yet'}")
-    names = [name for name in wanted if name not in active and sessions.get(name) is None]
-    notes += [f"{name} is not connected" for name in names]
-    sites = "site" if missing == 1 else "sites"
-    return f"waiting for {missing} more {sites}{': ' if notes else ''}{some(notes, '; ')}"
+def _missing(run: Run, runs: Sequence[Run], sessions: Sessions) -> list[str]:
+    """How many sites the job lacks, and what keeps each that could come from it."""
+    lacks = lacking(run.job)
+    if not lacks or run.job.state not in ("initialising", "running"):
+        return []
+    who = gap(run, runs, sessions)
+    sites = "site" if lacks == 1 else "sites"
+    text = [f"waiting for {lacks} more {sites}{': ' if who else ''}{who}"]
+    if run.declined:
+        text.append("who declined is asked again when its agent was restarted")
+    return text
 
 
 def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:

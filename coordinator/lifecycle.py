@@ -15,10 +15,11 @@ from collections.abc import Iterator
 
 from coordinator import conductor, evaluation
 from coordinator.actions import Discard, KeepVersions, Release, TakeInit, Verdict, WriteCheckpoint
+from coordinator.assign import gap
 from coordinator.job import Job, Member, covered
 from coordinator.journal import CheckpointMade, InitAsked, SiteFailed, VersionMade
 from coordinator.membership import check_layouts, dismiss
-from coordinator.round import opening
+from coordinator.round import lacking, opening
 from coordinator.run import Around, Batch, Run
 from coordinator.stimuli import CheckpointDone, InitFacts
 from coordinator.streaming import buffer_deadline
@@ -198,10 +199,16 @@ def _go_on(run: Run, batch: Batch, around: Around) -> None:
         _initialise(run, batch)
     else:
         _open(run, batch, around)
-    limit = job.spec.pacing.start_timeout_seconds
-    waiting = job.state in ("initialising", "running") and job.round is None
-    if waiting and batch.now >= job.idle_since + limit:
-        fail(run, batch, f"waited {limit:g} s in vain: {run.hold or 'no round could be opened'}")
+    if job.state in ("initialising", "running") and job.round is None:
+        _wait(run, batch, around, run.hold or "no round could be opened")
+
+
+def _wait(run: Run, batch: Batch, around: Around, why: str) -> None:
+    """A job in which nothing happens fails when it has waited long enough."""
+    job, limit = run.job, run.job.spec.pacing.start_timeout_seconds
+    if batch.now >= job.idle_since + limit:
+        who = gap(run, list(around.runs.values()), around.sessions) if lacking(job) else ""
+        fail(run, batch, f"waited {limit:g} s in vain: {why}{': ' if who else ''}{who}")
 
 
 def _open(run: Run, batch: Batch, around: Around) -> None:
@@ -252,9 +259,7 @@ def _stream(run: Run, batch: Batch, around: Around) -> None:
     if not job.at_work and job.state == "running":
         able = len(job.roster.training)
         run.hold = run.hold or (f"{able} sites with training data are here" if not able else "")
-        limit = job.spec.pacing.start_timeout_seconds
-        if batch.now >= job.idle_since + limit:
-            fail(run, batch, f"waited {limit:g} s in vain: {run.hold or 'no site goes on'}")
+        _wait(run, batch, around, run.hold or "no site goes on")
 
 
 def _last_words(job: Job) -> str:

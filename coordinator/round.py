@@ -235,27 +235,43 @@ def missing(job: Job) -> dict[str, str]:
 # ---------------------------------------------------------------- opening a round
 
 
+def able(job: Job) -> list[str]:
+    """Members that could begin a period now."""
+    return [member.site for member in job.roster.training if member.site not in job.carried]
+
+
+def needed(job: Job) -> int:
+    """How many sites must be able to, so that a version can be made."""
+    # Without rounds one site may well make all the updates of a buffer.
+    return 1 if job.streams and not job.spec.pacing.one_per_site else quorum(job)
+
+
+def lacking(job: Job) -> int:
+    """How many more sites it takes before the job starts, or goes on; 0: enough are here."""
+    if not job.started:
+        return max(job.spec.sites.wanted - len(job.roster.sites), 0)
+    return max(needed(job) - len(able(job)), 0)
+
+
 def opening(job: Job, now: float) -> RoundOpened | str:
     """The next round on the newest version, or the reason why there is none yet."""
     assert job.version is not None
     sites = job.roster.sites
-    able = [member.site for member in job.roster.training if member.site not in job.carried]
     if not job.started and len(sites) < job.spec.sites.wanted:
         return f"{len(sites)} of {job.spec.sites.wanted} sites are ready"
-    # Without rounds one site may well make all the updates of a buffer.
-    need = 1 if job.streams and not job.spec.pacing.one_per_site else quorum(job)
-    if len(able) < need:
+    here, need = able(job), needed(job)
+    if len(here) < need:
         no_data = [m.site for m in sites if not m.trains]
         note = f" (no training data at {', '.join(no_data)})" if no_data else ""
         if job.carried:
             note += f" (still at work for an earlier round: {', '.join(sorted(job.carried))})"
-        return f"{len(able)} of {need} sites that a version needs are here{note}"
+        return f"{len(here)} of {need} sites that a version needs are here{note}"
     number = job.rounds + 1
     if job.streams:  # who goes on when is said by `streaming`
         return RoundOpened(
             job=job.id, round=number, version=job.version.version, tasks=(), deadline=0.0
         )
-    chosen = select(job.spec.seed, number, able, drawn(job))
+    chosen = select(job.spec.seed, number, here, drawn(job))
     taking = frozenset(chosen)
     allowed, steps = allowed_seconds(job), periods.sizes(job)
     tasks = tuple(

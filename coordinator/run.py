@@ -15,6 +15,7 @@ import msgspec
 from coordinator.actions import AnyAction, Persist, Send
 from coordinator.job import Job, evolve
 from coordinator.journal import Event, JobMoved
+from coordinator.sessions import Sessions
 from protocol import limits
 from protocol.jobstates import JobStimulus, next_state
 from protocol.layout import Layout
@@ -61,9 +62,10 @@ class Batch:
 
 
 class Around(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job must know about the coordinator: its disk, and all jobs on it by id."""
+    """What a job must know about the coordinator: its disk, its sites, and all jobs by id."""
 
     disk_full: str
+    sessions: Sessions
     runs: Mapping[str, Run]
 
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
+
 from coordinator import stimuli as s
 from protocol import messages as m
-from protocol.jobspec import Sites
+from protocol.jobspec import Pacing, Sites
 from tests.coordinator.coretools import World, make_spec
 
 
@@ -34,8 +38,37 @@ def test_a_job_names_only_sites_that_could_come_and_says_how_long_it_waits() -> 
     here.report("a", m.Declined(job="j", reason="one example is too few. Give it more."))
     assert here.waiting() == (
         "0 of 3 sites are ready; waiting for 3 more sites: a: one example is too few. "
-        "Give it more; b is loading; late is not connected; at most 1 d more"
+        "Give it more; b is loading; late is not connected; "
+        "who declined is asked again when its agent was restarted; at most 1 d more"
     )
+
+
+def test_a_job_that_everybody_declined_says_so_at_once_with_all_reasons() -> None:
+    here = World()
+    here.submit(spec=make_spec(sites=Sites(wanted=2)))
+    for site in ("a", "b", "c"):
+        here.connect(site)
+        here.report(site, m.Declined(job="j", reason=f"no GPU at {site}."))
+    here.step(s.SiteLeft(site="c", reason="bye"))
+    assert here.waiting() == (
+        "0 of 2 sites are ready; waiting for 2 more sites: a: no GPU at a; b: no GPU at b; "
+        "c is not connected, and declined before: no GPU at c; "
+        "who declined is asked again when its agent was restarted; at most 1 d more"
+    )
+    here.close("a")
+    here.connect("a", instance="2")  # it has a GPU now
+    assert here.to(m.Prepare) == ["a"]
+    here.ready("a")
+    assert here.waiting().startswith("1 of 2 sites are ready; waiting for 1 more site: b: no GPU")
+
+
+@pytest.mark.parametrize("rule", ["bsp", "ssp", "async"])
+def test_a_job_whose_sites_all_failed_for_good_names_them(rule: Any) -> None:
+    here = World().running("a", "b", spec=make_spec(pacing=Pacing(rule=rule, quorum=2)))
+    here.failed("a", "data set is gone", fatal=True)
+    here.failed("b", "disk is broken", fatal=True)
+    assert "a: data set is gone; b: disk is broken" in here.waiting()
+    assert "asked again when its agent was restarted" in here.waiting()
 
 
 def test_a_pause_says_who_asked_for_it_and_why() -> None:

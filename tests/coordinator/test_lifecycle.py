@@ -181,6 +181,39 @@ def test_a_job_whose_sites_never_come_fails_at_its_start_timeout() -> None:
     assert here.job.reason == "waited 30 s in vain: 1 of 2 sites are ready"
 
 
+def test_a_job_that_waited_in_vain_says_what_kept_each_site_from_it() -> None:
+    here = World(lease_seconds=1000.0)
+    here.submit(
+        spec=make_spec(
+            sites=Sites(wanted=2, names=("a", "b", "c")),
+            pacing=Pacing(start_timeout_seconds=30.0),
+        )
+    )
+    here.connect("a", tasks=("another",))
+    here.connect("b")
+    here.report("b", m.Declined(job="j", reason="no GPU here."))
+    here.tick(30.0)
+    assert here.job.state == "failed"
+    assert here.job.reason == (
+        "waited 30 s in vain: 0 of 2 sites are ready: a: its owner has not allowed the task "
+        "'digits'; b: no GPU here; c is not connected"
+    )
+
+
+@pytest.mark.parametrize("rule", ["bsp", "ssp", "async"])
+def test_a_job_that_lost_all_sites_fails_with_what_became_of_each(rule: Any) -> None:
+    here = World(lease_seconds=1000.0).running(
+        "a", "b", spec=make_spec(pacing=Pacing(rule=rule, start_timeout_seconds=30.0))
+    )
+    here.failed("a", "data set is gone", fatal=True)
+    here.failed("b", "disk is broken", fatal=True)
+    for _ in range(3):
+        here.tick(30.0)
+    assert here.job.state == "failed"
+    assert "waited 30 s in vain" in here.job.reason
+    assert here.job.reason.endswith(": a: data set is gone; b: disk is broken")
+
+
 # ---------------------------------------------------------------- running
 
 
