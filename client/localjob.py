@@ -136,8 +136,7 @@ class LocalJob:
     def load_base(self, message: ipc.TrainPeriod | ipc.EvaluateBase) -> None:
         """Put a version into the model, after checking digest and layout."""
         self.bench.take(self)
-        if self.state.restore():
-            self.bench.touched()
+        self.state.restore()
         self.bench.load(Path(message.base_path), message.base_digest)
 
     def evaluate_base(self) -> tuple[float, dict[str, Metric]]:

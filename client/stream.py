@@ -7,10 +7,11 @@ batch again, because the order of every pass derives from the seed and the numbe
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from client.seeds import seeded
@@ -27,14 +28,14 @@ def is_dataset(data: object) -> bool:
     )
 
 
-def take(dataset: Any, indices: Sequence[int]) -> Any:
+def take(dataset: Any, indices: Tensor) -> Any:
     """The batch of these examples, collated."""
     if isinstance(dataset, TensorDataset):
-        index = torch.as_tensor(indices)
-        return tuple(tensor[index] for tensor in dataset.tensors)
+        return tuple(tensor[indices] for tensor in dataset.tensors)
+    plain = indices.tolist()
     if hasattr(dataset, "__getitems__"):
-        return default_collate(dataset.__getitems__(list(indices)))
-    return default_collate([dataset[i] for i in indices])
+        return default_collate(dataset.__getitems__(plain))
+    return default_collate([dataset[i] for i in plain])
 
 
 def batch_bounds(examples: int, batch_size: int, *, merge_single: bool) -> list[tuple[int, int]]:
@@ -51,7 +52,7 @@ class Stream:
     """Batches one after the other; `position` is (pass, batches taken of it)."""
 
     def __init__(self, data: Any, *, batch_size: int, seed: int, merge_single: bool) -> None:
-        self._data = data
+        self.data = data
         self._seed = seed
         self._bounds = (
             batch_bounds(len(data), batch_size, merge_single=merge_single)
@@ -67,7 +68,7 @@ class Stream:
         if self._bounds is not None:
             return len(self._bounds)
         try:
-            return len(self._data)
+            return len(self.data)
         except TypeError:
             return 0
 
@@ -105,18 +106,18 @@ class Stream:
     def _open(self, seed: int, taken: int) -> Iterator[Any]:
         if self._bounds is not None:
             return self._dataset_pass(self._bounds, seed, taken)
-        generator = getattr(self._data, "generator", None)
+        generator = getattr(self.data, "generator", None)
         if isinstance(generator, torch.Generator):
             generator.manual_seed(seed)
-        batches: Iterator[Any] = iter(self._data)
+        batches: Iterator[Any] = iter(self.data)
         for _ in range(taken):
             next(batches, None)
         return batches
 
     def _dataset_pass(self, bounds: list[tuple[int, int]], seed: int, taken: int) -> Iterator[Any]:
-        order = torch.randperm(len(self._data), generator=torch.Generator().manual_seed(seed))
+        order = torch.randperm(len(self.data), generator=torch.Generator().manual_seed(seed))
         for start, stop in bounds[taken:]:
-            yield take(self._data, order[start:stop].tolist())
+            yield take(self.data, order[start:stop])
 
 
 def period_batches(stream: Stream, *, steps: int, epochs: int) -> Iterator[Any]:
@@ -155,4 +156,4 @@ def sequential_batches(data: Any, batch_size: int) -> Iterable[Any]:
         batches: Iterator[Any] = iter(data)
         return batches
     bounds = batch_bounds(len(data), batch_size, merge_single=False)
-    return (take(data, range(start, stop)) for start, stop in bounds)
+    return (take(data, torch.arange(start, stop)) for start, stop in bounds)

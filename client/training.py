@@ -120,7 +120,7 @@ class Learner:
         self._densify = not plain or bool(
             local.prox or local.scaffold or self.spec.optimizer.clip_norm
         )
-        self._parameters = parameters
+        self.parameters = parameters
 
     def forget_moments(self) -> None:
         """Reset momentum and Adam moments; learning rates stay where the schedule put them."""
@@ -193,11 +193,11 @@ class Learner:
             )
         loss.backward()  # type: ignore[no-untyped-call]
         if self._densify:
-            for parameter in self._parameters:
+            for parameter in self.parameters:
                 if parameter.grad is not None and parameter.grad.is_sparse:
                     parameter.grad = parameter.grad.to_dense()
         if self.spec.optimizer.clip_norm:
-            nn.utils.clip_grad_norm_(self._parameters, self.spec.optimizer.clip_norm)
+            nn.utils.clip_grad_norm_(self.parameters, self.spec.optimizer.clip_norm)
         corrections.apply()
         self.optimizer.step()
         if self.schedule is not None:

@@ -69,10 +69,9 @@ class Workbench:
         self._frozen_versions = self._versions_of_frozen()
 
     def take(self, holder: Holder | None) -> None:
-        """From now on the numbers in the model are this holder's, or nobody's."""
+        """From now on what a site carries is this holder's, or nobody's; the version stays."""
         if self._holder is not None and self._holder is not holder:
             self._holder.put_away()
-            self.touched()
         self._holder = holder
 
     def touched(self) -> None:
