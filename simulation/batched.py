@@ -32,7 +32,7 @@ from client.stream import period_batches
 from client.task import Task
 from client.tensors import unwrap
 from client.training import Period
-from protocol.layout import Slot
+from protocol.layout import Part, Slot
 
 # So that memory does not grow with the number of sites, nor with that times a large model.
 BATCH_SITES_MAX: Final = 32
@@ -45,12 +45,15 @@ class NotTogetherError(Exception):
 
 
 class Item(msgspec.Struct, frozen=True, kw_only=True):
-    """One site's period: `steps` will be taken of the `of` that the whole period has."""
+    """One site's period: `steps` will be taken of the `of` that the whole period has, in so many
+    seconds.
+    """
 
     job: LocalJob
     message: ipc.TrainPeriod
     steps: int
     of: int
+    seconds: float = 0.0
 
 
 def why_not(job: LocalJob) -> str:
@@ -94,8 +97,9 @@ def steps_of_adam(job: LocalJob) -> int:
     return 0
 
 
-def train_together(items: Sequence[Item]) -> list[Path]:
-    """Train at most `sites_max` sites of one job; the folders of their updates, in order.
+def train_together(items: Sequence[Item]) -> list[Path | Exception]:
+    """Train at most `sites_max` sites of one job; in order the folders of their updates, or why a
+    site has none.
 
     Raises:
         NotTogetherError: nothing was written, and every site is as it was.
@@ -197,11 +201,17 @@ class _Stack:
                     if key not in moments:
                         moments[key] = torch.zeros_like(self._params[index])
                     moments[key][place] = value
-        start = {part: flat.clone() for part, flat in begun.start.items() if part != "params"}
-        return msgspec.structs.replace(begun, start={"params": self._starts[place], **start})
+        start: dict[Part, Tensor] = {"params": self._starts[place]}
+        for part, flat in begun.start.items():
+            start.setdefault(part, flat.clone())
+        return Begun(
+            start=start,
+            corrections=begun.corrections,
+            began_at=begun.began_at - item.seconds,
+        )
 
     @torch.no_grad()
-    def finish(self, place: int) -> Path:
+    def finish(self, place: int) -> Path | Exception:
         """Put a site's numbers back into the shared model, and let it write its update."""
         item, run = self.items[place], self._runs[place]
         job = item.job
@@ -232,7 +242,10 @@ class _Stack:
             first_lr=self._lr,
             last_lr=self._lr,
         )
-        return job.finish(item.message, self._begun[place], period)
+        try:
+            return job.finish(item.message, self._begun[place], period)
+        except Exception as error:  # as of a NaN: this site's update, and nobody else's
+            return error
 
     # ------------------------------------------------------------ steps
 

@@ -81,7 +81,8 @@ def together(sites: Sequence[Site], clock: int, steps: Sequence[int]) -> Periods
         )
         for site, count in zip(sites, steps, strict=True)
     ]
-    return [read_parts(folder / sitestate.BODY) for folder in train_together(items)]
+    found = train_together(items)
+    return [read_parts(folder / sitestate.BODY) for folder in found if isinstance(folder, Path)]
 
 
 def one_by_one(sites: Sequence[Site], clock: int, steps: Sequence[int]) -> Periods:
@@ -163,6 +164,29 @@ def test_after_periods_as_one_a_site_goes_on_by_itself(tmp_path: Path):
     go_on(joined, 0, together(joined, 0, [3, 4]))
     for one, other in zip(one_by_one(alone, 1, [4, 2]), one_by_one(joined, 1, [4, 2]), strict=True):
         torch.testing.assert_close(one[1]["delta"], other[1]["delta"], rtol=0, atol=1e-6)
+
+
+class Wild(Net):
+    """One site's examples are far too large."""
+
+    def data(self, site: SiteContext) -> Data:
+        data = super().data(site)
+        if site.name == "s1":
+            data.train.tensors[0].mul_(1e30)
+        return data
+
+
+def test_a_site_whose_numbers_explode_is_the_only_one_without_an_update(tmp_path: Path):
+    sites = sites_of(tmp_path, Wild, make_spec(), 3)
+    items = [
+        Item(job=s.job, message=make_train(s.base, s.digest, 0, steps=4), steps=4, of=4)
+        for s in sites
+    ]
+    first, wild, last = train_together(items)
+    assert isinstance(first, Path)
+    assert isinstance(last, Path)
+    assert "NaN" in str(wild)
+    assert not (sites[1].job.folder / "update-1-0-1").exists()
 
 
 REFUSED: dict[str, tuple[dict[str, Any], type[Task], str]] = {
