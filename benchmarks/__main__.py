@@ -17,7 +17,7 @@ from typing import Any
 import benchmarks
 from benchmarks.common import Bar, commit, flatten, line, record
 
-NOT_BENCHMARKS = {"__main__", "common", "places"}
+NOT_BENCHMARKS = {"__main__", "common", "places", "simulator_training"}
 
 
 def names() -> list[str]:
