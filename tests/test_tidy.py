@@ -84,7 +84,7 @@ SEEDS_GLOBALLY = {"client.seeds"}
 OWN_GENERATORS = {
     "random.Random", "random.SystemRandom", "numpy.random.default_rng", "numpy.random.Generator",
     "numpy.random.PCG64", "numpy.random.Philox", "numpy.random.SeedSequence",
-    "numpy.random.get_state", "numpy.random.set_state",
+    "numpy.random.get_state", "numpy.random.set_state", "random.getstate",
 }  # fmt: skip
 TORCH_GLOBAL = {
     "torch.manual_seed", "torch.seed", "torch.cuda.manual_seed", "torch.cuda.manual_seed_all",
