@@ -25,7 +25,8 @@ The shells do IO and decide nothing.
 
 - `foldapi`     what the engine and the fold process say to each other
 - `fold`        the fold process (the only one with torch): screen, commit, checkpoint, export;
-                `fold_process` starts it and lets it end with the coordinator
+                `fold_process` starts it and lets it end with the coordinator; `fold_mapped` is
+                how it reads spools
 - `recovery`    how a new fold process comes to where a request begins
 - `store`       SQLAlchemy: the journal with its projections in one transaction; `tables`,
                 `migrations` by alembic, `queries` for what the API shows, `feed` for followers
@@ -33,6 +34,7 @@ The shells do IO and decide nothing.
 - `spool`       uploads on disk: append, resume, quota; `uploads` checks and settles them
 - `foldclient`  starts, asks, watches and restarts the fold process
 - `disk`, `ledger`, `mailbox`, `crashpoints`   what their names say
+- `beat`        the whole second, on which everything happens that happens by the clock
 - `runner`      runs the core: one batch after the other, persists first, then acts
 - `desk`        receives sites; `intake` takes bulk in; `carrier` folds and removes files
 - `engine`      puts these together; all that the HTTP layer sees

@@ -50,6 +50,7 @@ def go_on(run: Run, batch: Batch, *, opening: bool) -> None:
         _return_buffer(run, batch, reason)
     ask_commit(run, batch)
     if not opening or job.round is None:
+        run.waits = {}  # nobody waits for a site: the job itself does not go on
         return
     found = streaming.going(job, batch.now)
     run.waits = found.waits

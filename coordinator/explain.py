@@ -106,8 +106,9 @@ def doing(run: Run, member: Member, sessions: Sessions, now: float) -> str:
         return "no data"
     if member.role == "evaluator" and member.eval_examples == 0:
         return "no data to evaluate on"
-    if job.streams and site in run.waits:
-        return f"waits: {run.waits[site]}"
+    if job.streams:
+        waits = run.waits.get(site)
+        return f"waits: {waits}" if waits else "waiting for the next version"
     if task is not None and task.state == "out":
         return f"out of round {job.rounds}: {task.reason}"
     if task is not None and job.round is not None:

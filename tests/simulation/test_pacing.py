@@ -83,6 +83,21 @@ def test_a_site_that_waits_says_for_whom_and_how_long() -> None:
     assert "version 3 waits for slow (training" in view.waiting
 
 
+@pytest.mark.parametrize("rule", ["ssp", "async", "buffered"])
+def test_in_a_paused_job_no_site_is_said_to_wait_for_another(rule: Any) -> None:
+    world = with_sites(fleet(), "a", "b")
+    pacing = Pacing(rule=rule, buffer=2 if rule == "buffered" else 0)
+    world.submit("j", job(pacing, sites=2, versions=100))
+    world.run(lambda: world.core.job("j").number >= 3, seconds=100)
+    world.command("j", "pause")
+    world.run_for(30.0)
+    view = world.core.view("j", world.now)
+    assert {site.doing for site in view.sites} == {"waiting for the next version"}
+    assert "waits for somebody to resume it" in view.waiting
+    world.command("j", "resume")
+    settle(world)
+
+
 def test_a_site_that_dies_holds_the_others_back_no_longer_than_its_lease() -> None:
     world = fleet()
     for name in ("a", "b", "c"):
