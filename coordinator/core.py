@@ -188,6 +188,9 @@ class Core:
             for run in self._live.values():
                 run.declined.discard(site)
         self._assignment.look_at([site])
+        for run in self._going():
+            if site in run.job.members:
+                run.returned.add(site)
         for run in assign.works_for(self._going(), site):
             membership.prepare(run, batch, site, role)
 

@@ -20,7 +20,7 @@ from protocol.metrics import Metric
 
 TURNAROUNDS_MAX: Final = 64  # newest times that a period took, for a measured deadline
 PACES_MAX: Final = 5  # newest periods of a site whose step time is remembered
-VOIDED_MAX: Final = 16  # later words about a site's updates that are kept for its return
+VOIDED_MAX: Final = 64  # later words about a site's updates that are kept for its return
 MOVES_MAX: Final = 256  # newest versions whose weight is remembered for `unseen_mass`
 REPORTS_VERSIONS_MAX: Final = 3  # newest versions whose evaluations stay in memory
 FAILURES_MAX: Final = 20  # reasons of void rounds in a row that are remembered
@@ -416,7 +416,8 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
         if job.round is not None and job.round.tasks.get(event.site) is task:
             job.round.training.discard(event.site)
     if queued:
-        member.delivered, member.voided = event, ()
+        _remember_voided(job, member)
+        member.delivered = event
         member.norm, member.failures = event.norm, 0
         job.lost_in_row = 0
         _timed(job, member, event)
@@ -441,10 +442,24 @@ def _settled(job: Job, event: j.UpdateSettled, now: float) -> None:
     job.lost_in_row += 1
     member.failures += event.fault
     if event.verdict == "refused_return":
-        before = member.delivered
-        if before is not None and before.verdict == "refused_return":
-            member.voided = (*member.voided, before)[-VOIDED_MAX:]
+        _remember_voided(job, member)
         member.delivered = event
+
+
+def _remember_voided(job: Job, member: Member) -> None:
+    """Another update takes the place of `delivered`: keep the word that this one came back, while
+    its site may not have heard it.
+
+    Where a site goes on only once its update is in a version, whatever it sends it has made after
+    it heard all words about those before. Where it goes on at once, it has not: a word that a
+    crash of the coordinator took along would be lost.
+    """
+    pacing, before = job.spec.pacing, member.delivered
+    overtakes = pacing.rule == "buffered" and not pacing.one_per_site
+    if not overtakes:
+        member.voided = ()
+    if before is not None and before.verdict == "refused_return" and overtakes:
+        member.voided = (*member.voided, before)[-VOIDED_MAX:]
 
 
 def _timed(job: Job, member: Member, event: j.UpdateSettled) -> None:

@@ -18,7 +18,7 @@ from coordinator.actions import Discard, KeepVersions, Release, TakeInit, Verdic
 from coordinator.assign import gap
 from coordinator.job import Job, Member, covered
 from coordinator.journal import CheckpointMade, InitAsked, SiteFailed, VersionMade
-from coordinator.membership import check_layouts, dismiss
+from coordinator.membership import check_layouts, dismiss, tell_returned
 from coordinator.round import lacking, opening
 from coordinator.run import Around, Batch, Run
 from coordinator.stimuli import CheckpointDone, InitFacts
@@ -364,6 +364,7 @@ def end(run: Run, batch: Batch) -> None:
     conductor.call_back(run, batch, reason)
     for site in sorted(run.present):
         dismiss(run, batch, site, reason, final=True)
+    tell_returned(run, batch, reason)
     run.layouts.clear()
     run.evaluating.clear()
     run.hold = ""

@@ -16,6 +16,7 @@ from protocol.messages import EndJob, Failed, Initialise, Prepare, Ready, SiteRo
 def prepare(run: Run, batch: Batch, site: str, role: SiteRole) -> None:
     """Ask a site to load the job; what else is open for it is sent once it says Ready."""
     run.present[site] = "loading"
+    run.returned.discard(site)
     evaluation.forget(run, site)
     job = run.job
     remind(run, batch, site)
@@ -42,9 +43,20 @@ def dismiss(run: Run, batch: Batch, site: str, reason: str, *, final: bool) -> N
         _forget(run, batch, site)
 
 
+def tell_returned(run: Run, batch: Batch, reason: str) -> None:
+    """The job has ended: members that came back when it took nobody any more hear of it too, and
+    what became of what they had sent.
+    """
+    for site in sorted(run.returned):
+        remind(run, batch, site)
+        batch.do(Send(site=site, instruction=EndJob(job=run.job.id, reason=reason, final=True)))
+    run.returned.clear()
+
+
 def _forget(run: Run, batch: Batch, site: str) -> None:
     batch.freed.add(site)
     run.present.pop(site, None)
+    run.returned.discard(site)
     run.progress.pop(site, None)
     evaluation.forget(run, site)
 

@@ -94,6 +94,7 @@ class Run:
     job: Job
     config: CoreConfig
     present: dict[str, Literal["loading", "ready"]] = field(default_factory=dict)
+    returned: set[str] = field(default_factory=set)  # members of before: here, and without work
     declined: set[str] = field(default_factory=set)
     layouts: dict[str, Layout] = field(default_factory=dict)  # by digest, until version 0 is there
     progress: dict[str, Progress] = field(default_factory=dict)

@@ -25,6 +25,11 @@ def test_a_thousand_plans_break_no_promise(block: int) -> None:
     )
 
 
+@pytest.mark.parametrize("seed", [12101, 13110, 14240])
+def test_plans_that_once_broke_a_promise_do_no_more(seed: int) -> None:
+    assert run(draw(seed)).violation == ""
+
+
 def test_a_seed_is_a_run() -> None:
     """PC-107: the same seed gives the same plan and the same run; another one, another."""
     assert draw(5) == draw(5)

@@ -47,6 +47,23 @@ def clocks(world: Fleet) -> Counter[str]:
     return Counter(event.task.site for event in events(world, j.PeriodOpened))
 
 
+def test_a_member_that_comes_back_when_a_job_takes_nobody_hears_of_its_end() -> None:
+    world = with_sites(fleet(), "a", "b")
+    world.submit("j", job(Pacing(), sites=2, versions=50))
+    world.run(lambda: world.core.job("j").number >= 2, seconds=100)
+    world.sites["b"].kill()
+    world.cut(world.sites["b"])
+    world.run_for(30.0)
+    world.command("j", "pause")
+    world.run_for(10.0)
+    world.sites["b"].start()
+    world.run_for(10.0)
+    assert "j" not in world.sites["b"].ended
+    world.command("j", "stop")
+    settle(world)
+    assert world.sites["b"].ended["j"].startswith("the job is stopped")
+
+
 # ---------------------------------------------------------------- ssp
 
 
